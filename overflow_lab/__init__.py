@@ -1,0 +1,97 @@
+"""overflow-lab: find where a model breaks in float16 or bfloat16, and why.
+
+In one minute
+-------------
+A scan runs a model in float32 and in each low precision, records the range of what every module takes and returns, and
+judges each precision by what reaches the output::
+
+    import overflow_lab
+
+    scan = overflow_lab.scan("google-t5/t5-small")          # a hub id, a folder, file.py:function, "demo"
+    scan = overflow_lab.scan(model, {"input_ids": ids})     # or a module in memory and its keyword inputs
+    scan                                                    # a verdict for each precision; a table in a notebook
+    scan.verdicts["float16"].origin                         # the module whose own code made the first bad value
+    scan.to_frame()                                         # pandas: a row for each layer, headroom in bits
+    scan.to_dict()                                          # the JSON of `overflow-lab scan --json`
+    scan.save_report("t5.html")                             # one file, to attach to an issue
+
+The module itself is never touched: scans run on copies, and leave no hook, flag or seed behind.
+
+The pieces
+----------
+`scan`      runs a subject and returns a `Scan`; options are those of the command line.
+`Recording` what was recorded, read again by `load(path)` without torch or the model.
+`analyze`   a recording's `Diagnosis`: `verdicts` and `findings`.
+`report`    a recording's report, as HTML text.
+`sites`, `layers`  a recording as pandas tables.
+
+Words
+-----
+A *precision* is how a run is executed: `float16` and `bfloat16` (cast as the model's own loader does), `float16-to` (cast by
+`.to()`), `float16-autocast`. *Headroom* is log2(largest finite value / largest magnitude), in bits; negative does not fit.
+The *origin* is the module that made a bad value out of good ones; *carriers* only passed it on. A *verdict* is `ok`,
+`overflow`, `nan`, `underflow`, `precision` or `unsupported`; its severity says whether the output is wrong.
+
+On the command line: `overflow-lab scan MODEL`, `overflow-lab report RECORDING`. Errors that are raised on purpose derive from
+`OverflowLabError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from overflow_lab.errors import OverflowLabError, RecordingFormatError, ScanInterrupted, UsageError
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from overflow_lab.analysis import Diagnosis, analyze
+    from overflow_lab.analysis.frame import layers, sites
+    from overflow_lab.recording import Recording, load
+    from overflow_lab.report import report
+    from overflow_lab.scan import Scan, scan
+
+# Imported on first use: torch, pandas and matplotlib take seconds, and reading a recording needs none of them.
+_HOMES = {
+    "Diagnosis": "overflow_lab.analysis",
+    "analyze": "overflow_lab.analysis",
+    "layers": "overflow_lab.analysis.frame",
+    "sites": "overflow_lab.analysis.frame",
+    "Recording": "overflow_lab.recording",
+    "load": "overflow_lab.recording",
+    "report": "overflow_lab.report",
+    "Scan": "overflow_lab.scan",
+    "scan": "overflow_lab.scan",
+}
+
+__all__ = [
+    "Diagnosis",
+    "OverflowLabError",
+    "Recording",
+    "RecordingFormatError",
+    "Scan",
+    "ScanInterrupted",
+    "UsageError",
+    "__version__",
+    "analyze",
+    "layers",
+    "load",
+    "report",
+    "scan",
+    "sites",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name where it lives."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # `overflow_lab.scan` is the function, also after the module of that name was imported
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

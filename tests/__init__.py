@@ -1,0 +1,1 @@
+"""The tests; everything here runs on the CPU, offline."""

@@ -1,0 +1,207 @@
+"""The recording: written, read, merged, cut short, refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overflow_lab.errors import OverflowLabError, RecordingFormatError, UsageError
+from overflow_lab.ranges import Range
+from overflow_lab.recording import (
+    FORMAT,
+    AnswerRow,
+    BlindSpotRow,
+    CastRow,
+    ErrorRow,
+    FailureRow,
+    Header,
+    ModuleRow,
+    Moment,
+    OutputRow,
+    PrecisionRow,
+    RangeRow,
+    RunRow,
+    TensorRow,
+    load,
+)
+from overflow_lab.recording.codec import decode, dump, encode
+from overflow_lab.recording.rows import ROW_TYPES
+from overflow_lab.recording.writer import Writer
+
+SAMPLES = Path(__file__).parent / "recordings"
+HEADER = Header(FORMAT, "0.1.0", "2026-01-01T00:00:00+00:00", {"name": "m"}, ("float32", "float16"))
+RANGE = Range(count=4, nan=1, posinf=1, min=-2.0, max=3.0, smallest=2.0, sum=1.0, sum_of_squares=13.0, exponents={1: 2})
+ROWS = [
+    ModuleRow("a", "Linear", 0, aliases=("b",)),
+    TensorRow("a.weight", "a", "parameter", "float32", (2, 3), RANGE),
+    CastRow("float16", "a.weight", "a", "parameter", "float32", "float16", 6, to_infinity=1, absmax=1e6),
+    PrecisionRow("float16", "float16", "to", kept=("a",)),
+    RunRow("float16", "forward", 1, 2, 30, 0.5),
+    RangeRow("float16", "a", "output['logits']", 3, "float16", 2, RANGE, Moment(3, "forward", 0, 1)),
+    ErrorRow("float16", "a", "output", 3, 100, 1, 2.0, 8.0),
+    OutputRow("float16", "output", 100, 1, 2.0, 8.0, 10, 1, 0.5, 9),
+    AnswerRow("float16", "beam", 0, 1, "changed", 3, 4, first_difference=2, text="four", reference_text="fünf"),
+    FailureRow("float16", "forward", 0, "a", 'RuntimeError: "x" not implemented for \'Half\'', unsupported=True),
+    BlindSpotRow("a", "was never called"),
+]
+
+
+def write(path: Path | None, rows: list[Any] = ROWS) -> Writer:
+    with Writer(path, HEADER) as writer:
+        for row in rows:
+            writer.append(row)
+    return writer
+
+
+def test_there_is_a_sample_of_every_kind_of_row() -> None:
+    assert {type(row) for row in ROWS} == set(ROW_TYPES.values())
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
+def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
+    writer = write(tmp_path / name)
+    made = load(tmp_path / name)
+    assert made.header == HEADER
+    assert list(made.rows) == ROWS
+    assert made.complete
+    assert made == writer.recording()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.kind)
+def test_every_line_is_strict_json(row: Any) -> None:
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    assert decode(json.loads(encode(row), parse_constant=refuse)) == row
+
+
+@given(st.sampled_from([math.inf, -math.inf, math.nan, 1.0]))
+def test_nonfinite_numbers_come_back(value: float) -> None:
+    row = ErrorRow("float16", "a", "output", 0, 1, 0, value, 1.0)
+    back = decode(json.loads(encode(row)))
+    assert back.error_squares == value or (math.isnan(value) and math.isnan(back.error_squares))
+
+
+def test_rows_of_the_same_site_are_merged_on_reading(tmp_path: Path) -> None:
+    later = RangeRow("float16", "a", "output['logits']", 1, "float16", 1, RANGE)
+    write(tmp_path / "r.jsonl", [ROWS[5], later, ROWS[6], ROWS[6], ROWS[7], ROWS[7]])
+    found, error, output = load(tmp_path / "r.jsonl").rows
+    assert isinstance(found, RangeRow)
+    assert (found.order, found.calls, found.range, found.first_bad) == (1, 3, RANGE + RANGE, Moment(3, "forward", 0, 1))
+    assert isinstance(error, ErrorRow)
+    assert (error.compared, error.relative_error) == (200, 0.5)
+    assert isinstance(output, OutputRow)
+    assert (output.decisions, output.changed, output.kl_sum) == (20, 2, 1.0)
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
+def test_a_run_that_was_killed_is_readable_up_to_its_last_whole_row(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    writer = Writer(path, HEADER)
+    writer.__enter__()
+    for row in ROWS:
+        writer.append(row)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    made = load(path)
+    assert made.status == "unfinished"
+    assert not made.complete
+    assert list(made.rows) == ROWS[: len(made.rows)]
+    if name.endswith("jsonl"):
+        assert len(made.rows) == len(ROWS) - 1
+
+
+def test_the_footer_says_what_ended_the_scan(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), Writer(tmp_path / "r.jsonl", HEADER):
+        raise KeyboardInterrupt
+    assert load(tmp_path / "r.jsonl").status == "interrupted"
+    with pytest.raises(ValueError, match="no"), Writer(tmp_path / "s.jsonl", HEADER):
+        raise ValueError("no\nway")
+    footer = load(tmp_path / "s.jsonl").footer
+    assert footer is not None
+    assert (footer.status, footer.error) == ("failed", "ValueError: no way")
+
+
+def test_a_newer_file_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "new.jsonl"
+    path.write_text(json.dumps({"kind": "header", "format": FORMAT + 6}) + "\n")
+    with pytest.raises(RecordingFormatError, match=f"format {FORMAT + 6}.*up to {FORMAT}"):
+        load(path)
+
+
+def test_rows_and_keys_of_a_later_minor_version_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    write(path, [ROWS[0]])
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1].replace("{", '{"future":1,', 1)
+    path.write_text("\n".join([*lines[:2], '{"kind":"hologram"}', lines[2]]) + "\n")
+    assert list(load(path).rows) == [ROWS[0]]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"[1]\n", b'{"kind":"range"}\n', b"\x00\xff\xfe", b"\x1f\x8b broken", b'{"kind":"header","format":"x"}'])
+def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
+    with pytest.raises(RecordingFormatError) as caught:
+        load(tmp_path / "x.jsonl")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_with_wrong_fields_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(encode(HEADER) + '\n{"kind":"range","module":3}\n')
+    with pytest.raises(RecordingFormatError, match="record again"):
+        load(path)
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no recording"):
+        load(tmp_path / "absent.jsonl")
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OverflowLabError, match="choose another place"):
+        write(tmp_path / "file" / "r.jsonl")
+
+
+def test_a_full_disk_keeps_the_rows_in_memory() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    writer = Writer(full, HEADER)
+    with pytest.raises(OverflowLabError, match="free some disk"), writer:
+        writer.append(ROWS[0])
+    assert not writer.recording().complete
+
+
+def test_without_a_path_the_rows_stay_in_memory() -> None:
+    assert list(write(None).recording().rows) == ROWS
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl.gz")
+    write(tmp_path / "b.jsonl.gz")
+    a, b = ((tmp_path / name).read_bytes() for name in ("a.jsonl.gz", "b.jsonl.gz"))
+    assert gzip.decompress(a) == gzip.decompress(b)
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_the_sample_of_every_old_format_is_read(path: Path) -> None:
+    made = load(path)
+    assert made.complete
+    assert made.of(RangeRow)
+
+
+def test_there_is_a_sample_of_every_format() -> None:
+    assert [path.stem for path in sorted(SAMPLES.glob("*.jsonl"))] == [f"format-{number}" for number in range(1, FORMAT + 1)]
+
+
+def test_plain_text_in_other_scripts_is_kept_readable() -> None:
+    assert "fünf" in dump({"text": "fünf"})
