@@ -1,0 +1,44 @@
+"""The built-in subject: a small T5 that works in fp32 and bf16, and fails in fp16 as a trained T5 does.
+
+It reads number words and writes digits. How it was made stands in docs/demo.md.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+# All of three digits and more are numbers that training never saw (task.is_held_out).
+PROMPTS: tuple[str, ...] = (
+    "seven",
+    "forty-two",
+    "two hundred and thirteen",
+    "eight hundred and nine",
+    "two thousand five hundred and thirty-one",
+    "eight thousand and ninety-three",
+    "forty thousand and nineteen",
+    "eighty-seven thousand",
+    "one hundred and twenty thousand and fourteen",
+    "four hundred and four thousand",
+    "four hundred and ninety-eight thousand and seventy-one",
+    "seven hundred and thirty-six thousand nine hundred and forty",
+)
+ANSWERS: tuple[str, ...] = (
+    "7",
+    "42",
+    "213",
+    "809",
+    "2531",
+    "8093",
+    "40019",
+    "87000",
+    "120014",
+    "404000",
+    "498071",
+    "736940",
+)
+
+
+def folder() -> Path:
+    """Return the `save_pretrained` folder of the model and its tokenizer; AutoModelForSeq2SeqLM loads it."""
+    return Path(str(files(__name__))) / "model"
