@@ -1,0 +1,60 @@
+"""The value that every kind of subject becomes before it is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arguments of one call of the model, and how much they hold.
+
+    `inputs` are keyword arguments and `positional` positional ones, on the device of the model, floats in float32;
+    `samples` counts inputs, `tokens` elements that are not padding (0 where the notion does not apply); `texts` are the
+    prompts, kept in memory only for display on request.
+    """
+
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    positional: tuple[Any, ...] = ()
+    samples: int = 1
+    tokens: int = 0
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a generative subject is asked to answer.
+
+    `strategies` names the searches ("greedy", "beam"); `settings` are passed to `generate` for each (num_beams,
+    max_new_tokens, ...); `decode` turns generated token ids into text; `encoder_decoder` tells seq2seq models apart.
+    """
+
+    strategies: Mapping[str, Mapping[str, Any]]
+    decode: Callable[[Sequence[int]], str] | None = None
+    encoder_decoder: bool = False
+    padding: int | None = None
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is scanned.
+
+    `load(dtype)` returns the model in the state in which the user has it: `load(None)` in the precision it comes in, cast to
+    float32; `load(torch.float16)` as its own loader casts it. Subjects that are a module in memory return copies, so the
+    user's module is never touched. `loader_casts` says that the loader's cast may differ from `.to(dtype)`.
+    """
+
+    name: str
+    kind: str
+    load: Callable[[torch.dtype | None], torch.nn.Module]
+    batches: Iterable[Batch]
+    generation: Generation | None = None
+    loader_casts: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
