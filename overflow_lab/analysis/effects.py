@@ -1,0 +1,70 @@
+"""What reaches the output: the effect of a precision, and how severe it is."""
+
+from __future__ import annotations
+
+from overflow_lab.analysis.results import Effect
+from overflow_lab.formats import FloatFormat
+from overflow_lab.recording import AnswerRow, OutputRow, Recording
+
+# In a sweep over hundreds of healthy architectures the output error had a 95th percentile of 1.5 percent in bfloat16
+# and 0.3 in float16, 4 and 6 units of their rounding (u = eps / 2); 16 leaves room for depth.
+TOLERATED_ROUNDINGS = 16
+# Near ties flip in any precision; real healthy models change up to about 3 percent of their argmaxes in bfloat16.
+TOLERATED_CHANGES = 0.05
+# Above this share of changed decisions the output is called imprecise even where its error is small.
+TIES = 0.25
+
+
+def tolerance(fmt: FloatFormat) -> float:
+    """Return the relative error of the output that is taken as the format's own rounding."""
+    return TOLERATED_ROUNDINGS * fmt.eps / 2
+
+
+def effect(recording: Recording, precision: str) -> Effect:
+    """Return what reached the output: its scores decide where it has them, otherwise its worst tensor."""
+    rows = [row for row in recording.of(OutputRow) if row.precision == precision]
+    answers = [row for row in recording.of(AnswerRow) if row.precision == precision]
+    scored = any(row.decisions and not _whole_numbers(row) for row in rows)
+    judged = [row for row in rows if row.decisions] if scored else rows
+    elements = sum(row.elements for row in rows)
+    decisions = sum(row.decisions for row in judged)
+    divergences = sum(row.kl_rows for row in judged)
+    errors = [
+        row.relative_error
+        for row in judged
+        if row.relative_error is not None and row.reference_squares + row.error_squares > 0
+    ]
+    return Effect(
+        nonfinite=sum(row.nonfinite for row in rows) / elements if elements else None,
+        relative_error=max(errors, default=None),
+        changed_decisions=sum(row.changed for row in judged) / decisions if decisions else None,
+        kl=sum(row.kl_sum for row in judged) / divergences if divergences else None,
+        answers=len(answers),
+        changed_answers=sum(row.status == "changed" for row in answers),
+        failed_answers=sum(row.status == "failed" for row in answers),
+    )
+
+
+def _whole_numbers(row: OutputRow) -> bool:
+    """Return whether an output holds integers: each of them is a decision, and none has an error."""
+    return row.decisions == row.elements and row.reference_squares == row.error_squares == row.nonfinite == 0
+
+
+def is_wrong(found: Effect, fmt: FloatFormat) -> bool:
+    """Return whether the output is wrong beyond the format's own rounding."""
+    return bool(
+        (found.nonfinite or 0.0) > 0.0
+        or (found.relative_error or 0.0) > tolerance(fmt)
+        or (found.changed_decisions or 0.0) > TOLERATED_CHANGES
+        or found.failed_answers
+        or (found.answers and found.changed_answers / found.answers > TIES)
+    )
+
+
+def is_imprecise(found: Effect, fmt: FloatFormat) -> bool:
+    """Return whether an output without non-finite values differs by more than the format's rounding explains."""
+    return bool(
+        (found.relative_error or 0.0) > tolerance(fmt)
+        or (found.changed_decisions or 0.0) >= TIES
+        or (found.answers and (found.changed_answers + found.failed_answers) / found.answers > TIES)
+    )

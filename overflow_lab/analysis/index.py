@@ -1,0 +1,85 @@
+"""The rows of a recording by what analysis asks for, looked up once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from overflow_lab.formats import FORMATS, FloatFormat
+from overflow_lab.recording import ErrorRow, FailureRow, ModuleRow, PrecisionRow, RangeRow, Recording, RunRow
+
+REFERENCE = "float32"
+
+
+@dataclass(frozen=True)
+class Index:
+    """A recording with its rows by precision and site."""
+
+    recording: Recording
+    modules: dict[str, ModuleRow]
+    precisions: dict[str, PrecisionRow]
+    ranges: dict[str, dict[tuple[str, str], RangeRow]]
+    errors: dict[str, dict[tuple[str, str], ErrorRow]]
+    ran: frozenset[str]
+
+    def format_of(self, precision: str) -> FloatFormat:
+        """Return the format that a precision rounds to."""
+        row = self.precisions.get(precision)
+        return FORMATS[row.dtype if row else precision.partition("-")[0]]
+
+    def was_run(self, precision: str) -> bool:
+        """Return whether a precision finished a batch, or failed in one: a scan may end before."""
+        runs = any(row.batches for row in self.recording.of(RunRow) if row.precision == precision)
+        return runs or any(row.precision == precision for row in self.recording.of(FailureRow))
+
+    def reference(self, module: str, port: str) -> RangeRow | None:
+        """Return float32's range at a site."""
+        return self.ranges.get(REFERENCE, {}).get((module, port))
+
+    def class_name(self, module: str) -> str:
+        """Return a module's class, "" where the recording does not have it."""
+        row = self.modules.get(module)
+        return row.class_name if row else ""
+
+    def caller(self, module: str) -> str:
+        """Return the nearest module above that was called itself (a ModuleList is not), otherwise the root."""
+        while module:
+            module = module.rpartition(".")[0]
+            if module in self.ran:
+                return module
+        return ""
+
+
+def index(recording: Recording) -> Index:
+    """Return the lookups of a recording."""
+    ranges: dict[str, dict[tuple[str, str], RangeRow]] = {}
+    errors: dict[str, dict[tuple[str, str], ErrorRow]] = {}
+    for row in recording.of(RangeRow):
+        ranges.setdefault(row.precision, {})[row.module, row.port] = row
+    for error in recording.of(ErrorRow):
+        errors.setdefault(error.precision, {})[error.module, error.port] = error
+    return Index(
+        recording,
+        {row.path: row for row in recording.of(ModuleRow)},
+        {row.precision: row for row in recording.of(PrecisionRow)},
+        ranges,
+        errors,
+        frozenset(module for rows in ranges.values() for module, _ in rows),
+    )
+
+
+def bits(relative_error: float | None) -> float | None:
+    """Return the effective bits that a relative error leaves, -log2 of it; None where nothing was compared.
+
+    An exact value has no error to measure and gives +inf.
+    """
+    if relative_error is None or math.isnan(relative_error):
+        return None
+    if relative_error == 0.0:
+        return math.inf
+    return -math.log2(relative_error) if math.isfinite(relative_error) else -math.inf
+
+
+def role(port: str) -> str:
+    """Return "input" or "output" of a port's name."""
+    return "input" if port.startswith("input") else "output"

@@ -1,0 +1,36 @@
+"""How numbers are said in sentences."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | None) -> str:
+    """Return a number as a person writes it: 547,171 or 65,504 or 0.00031 or 3.2e+09."""
+    if value is None:
+        return "?"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    size = abs(value)
+    if size and (size >= 1e9 or size < 1e-4):
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share from 0 to 1 in percent; "0%" is said only of exactly zero."""
+    if share is None:
+        return "?"
+    if not math.isfinite(share):
+        return number(share)
+    value = 100 * share
+    if value == 0:
+        return "0%"
+    if value < 0.01:
+        return "<0.01%"
+    return f"{value:,.0f}%" if value >= 10 else f"{value:.2g}%"
+
+
+def module_name(path: str) -> str:
+    """Return a module's path for a sentence; the root has none."""
+    return f"`{path}`" if path else "the model itself"

@@ -1,0 +1,105 @@
+"""What analysis finds, as frozen values: findings, verdicts and the diagnosis that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SEVERITIES = ("none", "warning", "error")
+VERDICTS = ("ok", "overflow", "nan", "underflow", "precision", "unsupported")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a bad value was made: the innermost module whose own code made it, and the operation where it is known."""
+
+    module: str
+    op: str | None = None
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What reaches the output of one precision, against float32.
+
+    `nonfinite` and `changed_decisions` are shares from 0 to 1; `relative_error` is of the root mean squares; `kl` in
+    nats for each decision; `answers` and `changed_answers` count generated answers. None where nothing was compared.
+    """
+
+    nonfinite: float | None = None
+    relative_error: float | None = None
+    changed_decisions: float | None = None
+    kl: float | None = None
+    answers: int = 0
+    changed_answers: int = 0
+    failed_answers: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the effect as the verdict's "output" in JSON."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One diagnosed fault: what kind, by which mechanism, where, how bad, and the numbers it rests on."""
+
+    precision: str
+    kind: str
+    mechanism: str
+    origin: Origin | None
+    severity: str
+    message: str
+    value: float | None = None
+    limit: float | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the finding as in JSON."""
+        return {
+            **vars(self),
+            "origin": None if self.origin is None else dict(vars(self.origin)),
+            "evidence": dict(self.evidence),
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement on one precision. `reason` is one sentence with the number, `advice` what to do next."""
+
+    precision: str
+    verdict: str
+    severity: str
+    reason: str
+    advice: str = ""
+    origin: Origin | None = None
+    mechanism: str | None = None
+    value: float | None = None
+    limit: float | None = None
+    effect: Effect = field(default_factory=Effect)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as in the JSON contract."""
+        return {
+            "verdict": self.verdict,
+            "severity": self.severity,
+            "origin": None if self.origin is None else dict(vars(self.origin)),
+            "mechanism": self.mechanism,
+            "value": self.value,
+            "limit": self.limit,
+            "output": self.effect.to_dict(),
+            "reason": self.reason,
+            "advice": self.advice,
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All verdicts, by precision in the order scanned, and all findings, the most severe first."""
+
+    verdicts: Mapping[str, Verdict]
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def worst(self) -> str:
+        """The highest severity of any verdict."""
+        return max((v.severity for v in self.verdicts.values()), key=SEVERITIES.index, default="none")

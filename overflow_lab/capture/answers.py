@@ -1,0 +1,98 @@
+"""What `generate` answers in each precision, token by token beside float32's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from overflow_lab.recording import AnswerRow
+from overflow_lab.subjects import Batch, Generation
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The generated tokens of one batch by one strategy, or the error that took their place."""
+
+    tokens: tuple[tuple[int, ...], ...] = ()
+    error: str | None = None
+
+
+def answers_of(sequences: torch.Tensor, batch: Batch, generation: Generation) -> Answers:
+    """Return the generated tokens of each input: prompt, start token and padding removed, the end token kept."""
+    prompt = batch.inputs.get("input_ids")
+    skipped = 1 if generation.encoder_decoder else 0 if prompt is None else int(prompt.shape[1])
+    return Answers(tuple(_trim(row[skipped:], generation) for row in sequences.tolist()))
+
+
+def _trim(tokens: Sequence[int], generation: Generation) -> tuple[int, ...]:
+    """Cut an answer after its first end token, or before the padding behind it."""
+    for index, token in enumerate(tokens):
+        if token in generation.ends:
+            return tuple(tokens[: index + 1])
+    end = len(tokens)
+    while end and tokens[end - 1] == generation.padding:
+        end -= 1
+    return tuple(tokens[:end])
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    """Return the index of the first token that differs, None where the answers are the same."""
+    if tuple(a) == tuple(b):
+        return None
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@dataclass(frozen=True)
+class AnswerContext:
+    """What identifies a set of answers: the precision, the strategy, the batch and its number."""
+
+    precision: str
+    strategy: str
+    number: int
+    batch: Batch
+
+
+def answer_rows(
+    context: AnswerContext, reference: Answers, low: Answers, generation: Generation, *, texts: bool
+) -> list[AnswerRow]:
+    """Return one row for each input; texts and prompts only where asked for."""
+    return [
+        _row(
+            context,
+            sample,
+            expected,
+            low.tokens[sample] if sample < len(low.tokens) else None,
+            low.error,
+            generation if texts else None,
+        )
+        for sample, expected in enumerate(reference.tokens)
+    ]
+
+
+def _row(
+    context: AnswerContext,
+    sample: int,
+    expected: tuple[int, ...],
+    got: tuple[int, ...] | None,
+    error: str | None,
+    shown: Generation | None,
+) -> AnswerRow:
+    difference = None if got is None else first_difference(got, expected)
+    decode = shown.decode if shown else None
+    prompts = context.batch.texts if shown else ()
+    return AnswerRow(
+        precision=context.precision,
+        strategy=context.strategy,
+        batch=context.number,
+        sample=sample,
+        status="failed" if got is None else "same" if difference is None else "changed",
+        tokens=len(got or ()),
+        reference_tokens=len(expected),
+        first_difference=difference,
+        error=error,
+        prompt=prompts[sample] if sample < len(prompts) else None,
+        text=decode(got) if decode and got is not None else None,
+        reference_text=decode(expected) if decode else None,
+    )

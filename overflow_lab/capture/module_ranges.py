@@ -1,0 +1,69 @@
+"""Records the range of everything that modules take and return, while a model runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from overflow_lab.capture.containers import tensors
+from overflow_lab.capture.module_path import ModulePath
+from overflow_lab.capture.ports import Ports
+from overflow_lab.capture.samples import Differences, Samples
+
+
+class ModuleRanges:
+    """Watches a model while entered: ranges of all ports into `ports`, samples kept or compared where given.
+
+    With `samples` alone they are filled (the float32 run); with `differences` too they are compared against.
+    Attributes after the run: `path` (a ModulePath), `unknown` (names of types that were not understood).
+    """
+
+    def __init__(
+        self, model: nn.Module, ports: Ports, *, samples: Samples | None = None, differences: Differences | None = None
+    ) -> None:
+        self.ports = ports
+        self.unknown: set[str] = set()
+        self.path = ModulePath(model, self._enter, self._leave)
+        self._samples, self._differences = samples, differences
+        self._calls: Counter[str] = Counter()
+
+    def __enter__(self) -> ModuleRanges:
+        self.path.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.path.__exit__(kind, error, trace)
+
+    def _enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._calls[path] += 1
+        for index, value in enumerate(args):
+            self._see(path, f"input[{index}]", value, caches=False)
+        for name, value in kwargs.items():
+            self._see(path, f"input[{name!r}]", value, caches=False)
+
+    def _leave(self, path: str, output: Any) -> None:
+        self._see(path, "output", output, caches=True)
+
+    def _see(self, path: str, name: str, value: Any, *, caches: bool) -> None:
+        """Measure each floating tensor in one argument or output."""
+        call = self._calls[path] - 1
+        for port, tensor in tensors(value, name, unknown=self.unknown, caches=caches):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            order = self.ports.clock
+            number = self.ports.see(path, port, tensor, call)
+            if self._samples is not None and tensor.is_floating_point():
+                self._compare((path, port, call), tensor, number, order)
+
+    def _compare(self, key: tuple[str, str, int], tensor: torch.Tensor, number: int, order: int) -> None:
+        assert self._samples is not None
+        if self._differences is None:
+            self._samples.keep(key, tensor, number)
+        else:
+            self._differences.compare(self._samples, key, tensor, number=number, order=order)

@@ -1,0 +1,90 @@
+"""The model's own output in two precisions: error, non-finite values, decisions that changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from overflow_lab.capture.containers import tensors
+from overflow_lab.capture.samples import differences
+from overflow_lab.recording import OutputRow
+
+# Outputs by these names are scores over choices: the largest of each last dimension is what the model decides.
+_SCORES = ("logits", "scores", "probs", "probabilities")
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The tensors of one output by port, caches left out, and the mask of its real positions, [batch, length]."""
+
+    tensors: dict[str, torch.Tensor]
+    mask: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def outputs_of(output: Any, mask: torch.Tensor | None, unknown: set[str] | None = None) -> Outputs:
+    """Return copies of the tensors of a model's output: it may write into its own output at the next batch."""
+    found = tensors(output, "output", caches=False, unknown=unknown)
+    return Outputs({name: tensor.detach().clone() for name, tensor in found}, mask)
+
+
+def compare_outputs(precision: str, reference: Outputs, low: Outputs) -> tuple[list[OutputRow], list[str]]:
+    """Return a row for each output that both have alike, and the ports that are missing or of another shape."""
+    rows, apart = [], []
+    for port, tensor in reference.tensors.items():
+        other = low.tensors.get(port)
+        if other is None or other.shape != tensor.shape or other.is_complex() != tensor.is_complex():
+            apart.append(port)
+        elif tensor.numel():
+            rows.append(_compare(precision, port, tensor, other.to(tensor.device), reference.mask))
+    return rows, apart
+
+
+def _compare(
+    precision: str, port: str, reference: torch.Tensor, low: torch.Tensor, mask: torch.Tensor | None
+) -> OutputRow:
+    if reference.is_complex():
+        reference, low = torch.view_as_real(reference.resolve_conj()), torch.view_as_real(low.resolve_conj())
+    if not reference.is_floating_point():
+        changed = int((reference != low).sum())
+        return OutputRow(precision, port, reference.numel(), decisions=reference.numel(), changed=changed)
+    a, b = low.reshape(-1), reference.reshape(-1)
+    parts = [differences(x, y) for x, y in zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)]
+    squares, scale, nonfinite, compared = torch.stack(parts).sum(0).tolist()
+    row = OutputRow(precision, port, int(compared), int(nonfinite), squares, scale)
+    return row + _decisions(row, reference, low, mask) if is_scores(port, reference) else row
+
+
+def is_scores(port: str, tensor: torch.Tensor) -> bool:
+    """Return whether an output holds scores over choices along its last dimension."""
+    return tensor.ndim >= 2 and tensor.shape[-1] >= 2 and any(name in port for name in _SCORES)
+
+
+def _decisions(row: OutputRow, reference: torch.Tensor, low: torch.Tensor, mask: torch.Tensor | None) -> OutputRow:
+    """Return a row that holds only the decisions and the divergence of the real positions."""
+    a, b = low, reference
+    if mask is not None and mask.shape == reference.shape[:-1]:
+        a, b = a[mask.bool()], b[mask.bool()]
+    a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    changed = (a.argmax(-1) != b.argmax(-1)) | torch.isnan(a).any(-1)
+    whole = torch.isfinite(a).all(-1) & torch.isfinite(b).all(-1)
+    kl = 0.0
+    for x, y in zip(a[whole].split(256), b[whole].split(256), strict=True):
+        kl += float(F.kl_div(x.double().log_softmax(-1), y.double().log_softmax(-1), reduction="sum", log_target=True))
+    return OutputRow(
+        row.precision,
+        row.port,
+        0,
+        decisions=len(a),
+        changed=int(changed.sum()),
+        kl_sum=max(kl, 0.0),
+        kl_rows=int(whole.sum()),
+    )

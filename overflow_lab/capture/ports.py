@@ -1,0 +1,92 @@
+"""The ports of modules as they are seen during the runs of one precision, and what was measured at each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from overflow_lab.capture.statistics import Tape
+from overflow_lab.ranges import Range
+from overflow_lab.recording import Moment, RangeRow
+
+# Rows on the tape before they are merged, of 2 kB each.
+MOST_ROWS = 8192
+
+
+@dataclass
+class _Port:
+    module: str
+    name: str
+    dtype: str
+    order: int
+    calls: int = 0
+    range: Range = field(default_factory=Range)
+    first_bad: Moment | None = None
+
+
+class Ports:
+    """Collects, for one precision, which tensor stood at which port, and merges their statistics into one range a port.
+
+    Rows of the tape are merged by `settle`: once a batch, with one transfer from the device, however many tensors were
+    seen; long runs are settled in between, so that memory does not grow with the number of tokens.
+    """
+
+    def __init__(self, precision: str, tape: Tape) -> None:
+        self.precision = precision
+        self.tape = tape
+        self.clock = 0
+        self._ports: dict[tuple[str, str], _Port] = {}
+        self._notes: list[tuple[_Port, int, int, int]] = []
+        self._now = ("forward", 0)
+        self._drained = 0
+
+    def begin(self, run: str, batch: int) -> None:
+        """Say what runs from now on; moments are dated by it."""
+        self._now = (run, batch)
+
+    def see(self, module: str, port: str, tensor: torch.Tensor, call: int) -> int:
+        """Measure a tensor that stands at a port; return a number that the same unchanged tensor has until `settle`."""
+        if len(self.tape) >= MOST_ROWS:
+            self.settle()
+        # A value that the model keeps elsewhere (positions on the CPU) is brought to the tape.
+        row = self.tape.measure(tensor if tensor.device == self.tape.device else tensor.to(self.tape.device))
+        found = self._ports.get((module, port))
+        if found is None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found = self._ports[module, port] = _Port(module, port, dtype, self.clock)
+        found.calls += 1
+        self._notes.append((found, row, self.clock, call))
+        self.clock += 1
+        return self._drained + row
+
+    def settle(self) -> None:
+        """Merge what was seen since the last time into the ports' ranges."""
+        notes, self._notes = self._notes, []
+        rows = self.tape.drain()
+        self._drained += len(rows)
+        if not notes:
+            return
+        numbers = {id(port): number for number, port in enumerate({id(note[0]): note[0] for note in notes}.values())}
+        groups = np.fromiter((numbers[id(note[0])] for note in notes), dtype=np.int64, count=len(notes))
+        ids = np.fromiter((note[1] for note in notes), dtype=np.int64, count=len(notes))
+        merged = rows.merge(ids, groups)
+        bad = (rows.nan + rows.posinf + rows.neginf) > 0
+        for port, row, clock, call in notes:
+            number = numbers.pop(id(port), None)
+            if number is not None:
+                port.range = port.range + merged[number]
+            if port.first_bad is None and bad[row]:
+                port.first_bad = Moment(clock, *self._now, call)
+
+    def rows(self) -> list[RangeRow]:
+        """Return the rows of all ports in order of execution, and start the ranges anew."""
+        made = [
+            RangeRow(self.precision, p.module, p.name, p.order, p.dtype, p.calls, p.range, p.first_bad)
+            for p in self._ports.values()
+            if p.calls
+        ]
+        for port in self._ports.values():
+            port.calls, port.range, port.first_bad = 0, Range(), None
+        return made

@@ -1,0 +1,140 @@
+"""Precisions: their names, and how a subject's model and inputs are brought into one, as a user would do it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from overflow_lab.errors import UsageError
+from overflow_lab.formats import FORMATS, get_format
+from overflow_lab.recording import PrecisionRow
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from overflow_lab.subjects import Subject
+
+REFERENCE = "float32"
+LOW = ("float16", "bfloat16")
+_WAYS = {"": "loader", "-to": "to", "-autocast": "autocast"}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a run is executed: `dtype` names the format, `cast` is "none", "loader", "to" or "autocast"."""
+
+    name: str
+    dtype: str
+    cast: str
+
+    def torch_dtype(self) -> torch.dtype:
+        """Return the dtype as torch has it."""
+        import torch
+
+        return getattr(torch, self.dtype)  # type: ignore[no-any-return]
+
+
+def parse_precision(name: str) -> Precision:
+    """Return the precision of a name such as "fp16", "bfloat16", "float16-to" or "bf16-autocast".
+
+    Raises UsageError for anything else.
+    """
+    short, dash, way = name.strip().lower().partition("-")
+    try:
+        dtype = get_format(short).name
+    except UsageError:
+        dtype = ""
+    cast = _WAYS.get(dash + way)
+    if dtype == REFERENCE and not dash:
+        return Precision(REFERENCE, REFERENCE, "none")
+    if dtype in LOW and cast is not None:
+        return Precision(dtype + dash + way, dtype, cast)
+    runnable = ", ".join([REFERENCE, *(low + way for way in _WAYS for low in LOW)])
+    more = f" ({dtype} is shown as a forecast in every report)" if dtype in FORMATS and not dash else ""
+    raise UsageError(f"unknown precision {name!r}{more}; choose among {runnable}.")
+
+
+def parse_precisions(names: Iterable[str]) -> tuple[Precision, ...]:
+    """Return the distinct low precisions in the order asked for; float32 always runs and is left out."""
+    found = {precision.name: precision for precision in map(parse_precision, names)}
+    return tuple(precision for precision in found.values() if precision.name != REFERENCE)
+
+
+@dataclass
+class Prepared:
+    """A model brought into a precision: call it inside `context()` with the inputs from `inputs(...)`."""
+
+    precision: Precision
+    model: nn.Module
+    row: PrecisionRow
+    cast_inputs: torch.dtype | None
+    device_type: str
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the autocast of an autocast precision, otherwise a context without it, whatever is around."""
+        import torch
+
+        if self.precision.cast == "autocast":
+            return torch.autocast(self.device_type, dtype=self.precision.torch_dtype())
+        if torch.is_autocast_enabled(self.device_type):
+            return torch.autocast(self.device_type, enabled=False)
+        return contextlib.nullcontext()
+
+    def inputs(self, value: Any) -> Any:
+        """Return the nested inputs with floating tensors cast as the weights are, all tensors detached copies.
+
+        Where the weights are float32, inputs narrower than that are widened and wider ones left as they are.
+        """
+        import torch
+
+        from overflow_lab.capture.containers import map_tensors
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            dtype = self.cast_inputs or (torch.float32 if tensor.itemsize < 4 else tensor.dtype)
+            return tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+        return map_tensors(cast, value)
+
+
+def prepare(subject: Subject, precision: Precision) -> Prepared:
+    """Load the model in a precision, as `from_pretrained(dtype=...)`, `.to(dtype)` or autocast would have it."""
+    dtype = None if precision.cast in ("none", "autocast") else precision.torch_dtype()
+    model = subject.load(dtype if precision.cast == "loader" else None)
+    if precision.cast == "to":
+        model = model.to(dtype)
+    kept = kept_in_float32(model) if dtype is not None else ()
+    row = PrecisionRow(precision.name, precision.dtype, precision.cast, kept, _detail(precision, kept))
+    return Prepared(precision, model, row, dtype, device_of(model).type)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter or buffer, the CPU where it has none."""
+    import torch
+
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+def kept_in_float32(model: nn.Module) -> tuple[str, ...]:
+    """Return the modules whose own floating parameters are still float32, as the loader's keep-lists leave them."""
+    import torch
+
+    return tuple(
+        path
+        for path, module in model.named_modules()
+        if any(p.dtype == torch.float32 for p in module.parameters(recurse=False))
+    )
+
+
+def _detail(precision: Precision, kept: tuple[str, ...]) -> str:
+    """Return one sentence on how the precision was executed."""
+    if precision.cast == "autocast":
+        return f"float32 weights under torch.autocast(dtype={precision.dtype})"
+    if precision.cast == "none":
+        return "float32 throughout: the reference"
+    how = "cast by the model's loader" if precision.cast == "loader" else f"cast by .to({precision.dtype})"
+    return f"{how}; {len(kept)} modules stayed in float32" if kept else how

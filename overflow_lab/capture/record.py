@@ -1,0 +1,241 @@
+"""Runs a subject in float32 and in each precision, batch by batch, and writes the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows
+from overflow_lab.capture.containers import tensors
+from overflow_lab.capture.model_rows import module_rows, uncalled_rows
+from overflow_lab.capture.outputs import compare_outputs
+from overflow_lab.capture.ports import Ports
+from overflow_lab.capture.precisions import Precision, device_of, parse_precision, prepare
+from overflow_lab.capture.randomness import kept_random_state
+from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
+from overflow_lab.capture.statistics import Tape
+from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
+from overflow_lab.errors import OverflowLabError
+from overflow_lab.progress import Progress, Silent
+from overflow_lab.recording import BlindSpotRow, PrecisionRow, RunRow, TensorRow
+from overflow_lab.recording.writer import Writer
+from overflow_lab.subjects import Batch, Subject
+
+
+@dataclass
+class Recorder:
+    """Records one subject.
+
+    `store_texts` keeps prompts and answers in the file. float32's outputs and samples are held for up to `memory`
+    bytes, then the other precisions catch up on those batches; so memory does not grow with the number of inputs.
+    """
+
+    subject: Subject
+    precisions: Sequence[Precision]
+    writer: Writer
+    progress: Progress = field(default_factory=Silent)
+    store_texts: bool = False
+    memory: int = 1 << 30
+    _ports: dict[str, Ports] = field(default_factory=dict)
+    _before: list[TensorRow] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
+    _failed: set[tuple[str, str]] = field(default_factory=set)
+    _differing: list[Precision] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Record all batches in all precisions.
+
+        Raises OverflowLabError when the model fails in float32 or when there is nothing to run; whatever ends the
+        recording early, the rows known until then are in the file.
+        """
+        with kept_random_state(), torch.no_grad():
+            self.progress.stage("loading in float32")
+            base = self._watched(parse_precision("float32"))
+            self._describe(base.prepared.model)
+            batches = enumerate(self.subject.batches)
+            chunk = self._reference(base, batches)
+            if not chunk:
+                raise OverflowLabError(f"{self.subject.name} has no inputs to run; give at least one.")
+            while chunk:
+                for precision in self.precisions:
+                    self._low(precision, base.prepared.model, chunk)
+                for precision in self._differing:
+                    self._low(precision, base.prepared.model, chunk)
+                chunk = self._reference(base, batches)
+            self._finish(base)
+
+    def _reference(self, base: Watched, batches: Iterator[tuple[int, Batch]]) -> list[Reference]:
+        """Run float32 on the next batches, until what is held for comparison reaches the budget."""
+        chunk: list[Reference] = []
+        held = 0
+        self.progress.stage("float32", _length(self.subject.batches))
+        try:
+            for number, batch in batches:
+                chunk.append(self._one_reference(base, number, batch))
+                self.progress.advance()
+                held += chunk[-1].nbytes
+                if held >= self.memory:
+                    break
+        except RunFailed as failure:
+            self.writer.append(failure.row)
+            where = f" in {failure.row.module}" if failure.row.module else ""
+            raise OverflowLabError(
+                f"the model fails in float32 already{where}: {failure.row.error}; mend the model or its inputs first."
+            ) from failure.__cause__
+        finally:
+            self._write(base, chunk)
+        return chunk
+
+    def _one_reference(self, base: Watched, number: int, batch: Batch) -> Reference:
+        reference = Reference(number, batch, inputs=dict(batch.inputs))
+        generation = self.subject.generation
+        for strategy in generation.strategies if generation else ():
+            try:
+                assert generation is not None
+                reference.answers[strategy] = base.generate(strategy, reference, generation)
+            except RunFailed as failure:
+                self._blind(failure.row.module, f"generate ({strategy}) fails in float32: {failure.row.error}")
+        if generation and generation.encoder_decoder and "decoder_input_ids" not in reference.inputs:
+            reference.inputs = {
+                **reference.inputs,
+                "decoder_input_ids": self._decoder_ids(base.prepared.model, reference),
+            }
+        reference.outputs = base.forward(reference, fill=True)
+        return reference
+
+    def _decoder_ids(self, model: Any, reference: Reference) -> torch.Tensor:
+        """Return float32's first answers as decoder inputs, so that the plain forward sees what generation sees."""
+        device = next(model.parameters()).device
+        start = getattr(model.config, "decoder_start_token_id", None) or 0
+        generation = self.subject.generation
+        padding = (generation.padding if generation else None) or 0
+        answers = next(iter(reference.answers.values()), Answers()).tokens or ((),) * max(reference.batch.samples, 1)
+        width = max(2, *(len(answer) for answer in answers)) - 1
+        rows = [[start, *answer[:width], *[padding] * (width - len(answer))] for answer in answers]
+        return torch.tensor(rows, device=device)
+
+    def _low(self, precision: Precision, original: nn.Module, chunk: list[Reference]) -> None:
+        """Run one precision on the batches that float32 has run."""
+        self.progress.stage(f"loading in {precision.name}")
+        low = self._watched(precision)
+        self._compare_casts(low, original, chunk[0])
+        self.progress.stage(precision.name, len(chunk))
+        done: list[Reference] = []
+        try:
+            for reference in chunk:
+                self._one_low(low, reference)
+                done.append(reference)
+                self.progress.advance()
+        finally:
+            self._write(low, done)
+
+    def _one_low(self, low: Watched, reference: Reference) -> None:
+        try:
+            if (low.precision, "forward") not in self._failed:
+                outputs = low.forward(reference, fill=False)
+                rows, apart = compare_outputs(low.precision, reference.outputs, outputs)
+                for row in rows:
+                    self.writer.append(row)
+                for port in apart:
+                    self._blind("", f"{port} has another shape than in float32: not compared", low.precision)
+        except RunFailed as failure:
+            self._failed.add((low.precision, "forward"))
+            self.writer.append(failure.row)
+        for strategy, expected in reference.answers.items():
+            self._answer(low, reference, strategy, expected)
+
+    def _answer(self, low: Watched, reference: Reference, strategy: str, expected: Answers) -> None:
+        """Compare one precision's answers with float32's; an exception is an answer too."""
+        generation = self.subject.generation
+        assert generation is not None
+        try:
+            got = low.generate(strategy, reference, generation)
+        except RunFailed as failure:
+            got = Answers(error=failure.row.error)
+            if (low.precision, strategy) not in self._failed:
+                self._failed.add((low.precision, strategy))
+                self.writer.append(failure.row)
+        context = AnswerContext(low.precision, strategy, reference.number, reference.batch)
+        for row in answer_rows(context, expected, got, generation, texts=self.store_texts):
+            self.writer.append(row)
+
+    def _watched(self, precision: Precision) -> Watched:
+        """Return a precision's model ready to run, with the ports of its earlier batches."""
+        made = watched(prepare(self.subject, precision), self._ports.get(precision.name))
+        if precision.name not in self._ports:
+            self.writer.append(made.prepared.row)
+            self._tell_casts_apart(precision, made.prepared.row)
+        self._ports[precision.name] = made.ports
+        return made
+
+    def _tell_casts_apart(self, precision: Precision, row: PrecisionRow) -> None:
+        """Where the loader keeps modules in float32, scan what `.to(dtype)` does to them too."""
+        plain = parse_precision(f"{precision.dtype}-to") if precision.cast == "loader" else None
+        if plain and self.subject.loader_casts and row.kept and plain not in self.precisions:
+            self._differing.append(plain)
+
+    def _describe(self, model: nn.Module) -> None:
+        """Write the structure of the model and the ranges of its weights."""
+        for row in module_rows(model):
+            self.writer.append(row)
+        self._before = tensor_rows(list(named_tensors(model)), Tape(device_of(model)))
+        for tensor in self._before:
+            self.writer.append(tensor)
+
+    def _compare_casts(self, low: Watched, original: nn.Module, reference: Reference) -> None:
+        """Write what the cast of weights and inputs lost, once for each precision."""
+        if low.precision in self._seen or low.prepared.precision.cast == "autocast":
+            return
+        self._seen.add(low.precision)
+        before, after = list(named_tensors(original)), list(named_tensors(low.prepared.model))
+        for row in cast_rows(low.precision, self._before, before, after):
+            self.writer.append(row)
+        given = {**{f"input[{i}]": value for i, value in enumerate(reference.batch.positional)}, **reference.inputs}
+        inputs = _named_inputs(given)
+        rows = tensor_rows(inputs, Tape(device_of(original)))
+        for row in cast_rows(low.precision, rows, inputs, _named_inputs(low.prepared.inputs(given))):
+            self.writer.append(row)
+
+    def _write(self, run: Watched, chunk: list[Reference]) -> None:
+        """Write what one precision has collected on these batches."""
+        for row in run.ports.rows():
+            self.writer.append(row)
+        for error in run.differences.rows():
+            self.writer.append(error)
+        inputs, tokens = sum(r.batch.samples for r in chunk), sum(r.batch.tokens for r in chunk)
+        for name, seconds in run.seconds.items():
+            self.writer.append(RunRow(run.precision, name, len(chunk), inputs, tokens, round(seconds, 3)))
+        run.seconds.clear()
+        for module in sorted(run.differences.mismatched):
+            self._blind(module, "its values have another shape or order than in float32: not compared", run.precision)
+
+    def _finish(self, base: Watched) -> None:
+        """Write the blind spots of the whole."""
+        for path in sorted(base.refused):
+            self._blind(path, "a TorchScript module takes no hooks: seen from outside only")
+        for name in sorted(base.unknown):
+            self._blind("", f"values of type {name} are not understood: not measured")
+        for row in uncalled_rows(base.prepared.model, base.called | base.refused):
+            self.writer.append(row)
+
+    def _blind(self, module: str, reason: str, precision: str | None = None) -> None:
+        """Write a blind spot once."""
+        key = f"{precision}:{module}:{reason}"
+        if key not in self._seen:
+            self._seen.add(key)
+            self.writer.append(BlindSpotRow(module, reason, precision))
+
+
+def _named_inputs(inputs: dict[str, Any]) -> list[Named]:
+    """Return the floating inputs in the form of named tensors."""
+    return [
+        ("input", name, t) for key, value in inputs.items() for name, t in tensors(value, key) if t.is_floating_point()
+    ]
+
+
+def _length(batches: Any) -> int | None:
+    return len(batches) if hasattr(batches, "__len__") else None

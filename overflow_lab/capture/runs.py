@@ -1,0 +1,144 @@
+"""One precision's runs: the plain forward and `generate`, watched, with what they gave or how they failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from overflow_lab.capture.answers import Answers, answers_of
+from overflow_lab.capture.module_ranges import ModuleRanges
+from overflow_lab.capture.outputs import Outputs, outputs_of
+from overflow_lab.capture.ports import Ports
+from overflow_lab.capture.precisions import Prepared, device_of
+from overflow_lab.capture.randomness import reseed
+from overflow_lab.capture.samples import Differences, Samples
+from overflow_lab.capture.statistics import Tape
+from overflow_lab.errors import one_line
+from overflow_lab.recording import FailureRow
+from overflow_lab.subjects import Batch, Generation
+
+# What torch says when an operation has no kernel for a dtype, or when two dtypes that do not go together meet.
+_UNSUPPORTED = (
+    "not implemented for",
+    "not supported for",
+    "unsupported dtype",
+    "unsupported scalartype",
+    "same dtype",
+    "should be the same",
+    "expected scalar type",
+    "expected dtype",
+    "expected object of scalar type",
+    "only supports",
+    "doesn't support",
+)
+
+
+class RunFailed(Exception):
+    """The model raised in a run; `row` says how. Carries the cause."""
+
+    def __init__(self, row: FailureRow) -> None:
+        super().__init__(row.error)
+        self.row = row
+
+
+@dataclass
+class Reference:
+    """What float32 gave for one batch: the inputs of the plain forward, its output, samples and answers."""
+
+    number: int
+    batch: Batch
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=lambda: Outputs({}))
+    samples: Samples = field(default_factory=Samples)
+    answers: dict[str, Answers] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for comparison."""
+        return self.outputs.nbytes + self.samples.nbytes
+
+
+@dataclass
+class Watched:
+    """A prepared model with what is collected about its runs."""
+
+    prepared: Prepared
+    ports: Ports
+    differences: Differences
+    called: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def precision(self) -> str:
+        """The precision's name."""
+        return self.prepared.precision.name
+
+    def forward(self, reference: Reference, *, fill: bool) -> Outputs:
+        """Call the model on one batch; with `fill` the samples are kept, otherwise they are compared against."""
+        inputs = self.prepared.inputs(dict(reference.inputs))
+        positional = self.prepared.inputs(reference.batch.positional)
+        watch = ModuleRanges(
+            self.prepared.model, self.ports, samples=reference.samples, differences=None if fill else self.differences
+        )
+        output = self._run(watch, "forward", reference.number, lambda: self.prepared.model(*positional, **inputs))
+        return outputs_of(output, mask_of(reference.inputs), self.unknown)
+
+    def generate(self, strategy: str, reference: Reference, generation: Generation) -> Answers:
+        """Let the model answer one batch by one strategy."""
+        inputs = self.prepared.inputs(dict(reference.batch.inputs))
+        settings = dict(generation.strategies[strategy])
+        model: Any = self.prepared.model
+        watch = ModuleRanges(model, self.ports)
+        sequences = self._run(watch, strategy, reference.number, lambda: model.generate(**inputs, **settings))
+        return answers_of(getattr(sequences, "sequences", sequences), reference.batch, generation)
+
+    def _run(self, watch: ModuleRanges, run: str, number: int, call: Callable[[], Any]) -> Any:
+        """Run `call` watched; an exception of the model becomes RunFailed, and what was seen until then is kept."""
+        reseed()
+        self.ports.begin(run, number)
+        began = time.perf_counter()
+        try:
+            with watch, self.prepared.context():
+                return call()
+        except MemoryError:
+            raise
+        except Exception as error:
+            # What torch raises on the CPU is a plain RuntimeError.
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                raise MemoryError(one_line(error)) from error
+            where = watch.path.failed_at or ""
+            row = FailureRow(self.precision, run, number, where, one_line(error), unsupported=is_unsupported(error))
+            raise RunFailed(row) from error
+        finally:
+            self.seconds[run] = self.seconds.get(run, 0.0) + time.perf_counter() - began
+            self.called |= watch.path.called
+            self.refused |= set(watch.path.refused)
+            self.unknown |= watch.unknown
+            self.ports.settle()
+            self.differences.settle()
+
+
+def watched(prepared: Prepared, ports: Ports | None = None) -> Watched:
+    """Return the prepared model with empty collections, or with the ports of earlier batches."""
+    name = prepared.precision.name
+    return Watched(prepared, ports or Ports(name, Tape(device_of(prepared.model))), Differences(name))
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Return whether an exception says that a kernel is missing or that dtypes do not go together."""
+    text = str(error).lower()
+    return isinstance(error, (RuntimeError, NotImplementedError, TypeError, ValueError)) and any(
+        t in text for t in _UNSUPPORTED
+    )
+
+
+def mask_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the mask of the positions that the logits speak of."""
+    mask = inputs.get("decoder_attention_mask") if "decoder_input_ids" in inputs else inputs.get("attention_mask")
+    return mask if isinstance(mask, torch.Tensor) else None

@@ -1,0 +1,17 @@
+"""Statistics of tensors: one pass over each, a row of numbers on its own device, one transfer for all of them.
+
+    tape = Tape(torch.device("cpu"))
+    row = tape.measure(tensor)          # in a hook: no result is waited for
+    rows = tape.drain()                 # after the run: one transfer
+    rows.row(row)                       # a Range
+    rows.merge(row_ids, group_ids)      # one Range for each group of rows
+
+`eager` is the reference and runs everywhere, `llvm` is the fast kernel for CPUs; both fill rows as `layout` says.
+"""
+
+from __future__ import annotations
+
+from overflow_lab.capture.statistics.rows import Rows
+from overflow_lab.capture.statistics.tape import Tape
+
+__all__ = ["Rows", "Tape"]

@@ -1,0 +1,128 @@
+"""The tape: rows of statistics that stay on the device of the tensors until they are drained."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from overflow_lab.capture.statistics import eager, layout, llvm
+from overflow_lab.capture.statistics.rows import Rows
+from overflow_lab.errors import UsageError
+
+KERNELS = ("auto", "llvm", "eager")
+
+# Rows that are allocated at once, about half a megabyte.
+_BLOCK_ROWS = 256
+_ROW_BYTES = 8 * layout.WORDS
+
+_Seen = tuple["weakref.ref[torch.Tensor]", int, int, int, int]
+
+
+class Tape:
+    """Statistics of tensors on one device, a row for each; not for use by several threads at once.
+
+    `kernel` is "eager" (torch operations, any device), "llvm" (compiled for this CPU) or "auto" (the latter where there
+    is one); `kernel_name` says which it became. float16, bfloat16 and float32 have a compiled kernel; other dtypes are
+    measured by torch operations in any case.
+
+    Raises:
+        UsageError: there is no such kernel, or not on this device or machine.
+    """
+
+    def __init__(self, device: torch.device, *, kernel: str = "auto") -> None:
+        if kernel not in KERNELS:
+            raise UsageError(f"unknown statistics kernel {kernel!r}; known are {', '.join(KERNELS)}")
+        self.device = device
+        native = kernel != "eager" and device.type == "cpu" and llvm.compiled("float32") is not None
+        if kernel == "llvm" and not native:
+            raise UsageError(f"no llvm kernel for device {str(device)!r} here; use kernel 'auto' or 'eager'")
+        self.kernel_name = "llvm" if native else "eager"
+        self._calls = _calls() if native else {}
+        self._scratch = llvm.Scratch() if native else None
+        self._clear()
+
+    def __len__(self) -> int:
+        """Return the number of rows since the last drain."""
+        return self._count
+
+    def measure(self, tensor: torch.Tensor) -> int:
+        """Measure `tensor` and return the index of its row; the tensor is only read, and the host does not wait.
+
+        Any shape and strides. Integers are measured as numbers, bool as 0 and 1, complex as pairs of numbers. The same
+        tensor object, if it is unchanged as far as its version counter knows, gets the row it has. The counter does not
+        see writes through numpy or `.data`, and inference tensors have none: they are always measured.
+
+        Raises:
+            UsageError: the tensor is on another device, or is sparse, quantized or without memory.
+        """
+        seen = self._seen.get(id(tensor))
+        if seen is not None and seen[0]() is tensor and seen[1:4] == _state(tensor):
+            return seen[4]
+        _check(tensor, self.device)
+        place = self._count % _BLOCK_ROWS
+        if place == 0:
+            self._add_block()
+        if not self._native(tensor, self._address + place * _ROW_BYTES):
+            with torch.no_grad():
+                self._blocks[-1][place] = eager.measure(tensor)
+        row = self._count
+        self._count += 1
+        if not tensor.is_inference():
+            self._seen[id(tensor)] = (weakref.ref(tensor), *_state(tensor), row)
+        return row
+
+    def drain(self) -> Rows:
+        """Return all rows, by one transfer to the host, and begin again with row 0."""
+        words = torch.cat(self._blocks)[: self._count] if self._blocks else _block(self.device)[:0]
+        rows = Rows.from_words(words.cpu().numpy(), wide=eager.has_float64(self.device))
+        self._clear()
+        return rows
+
+    def _clear(self) -> None:
+        self._count = 0
+        self._blocks: list[torch.Tensor] = []
+        self._seen: dict[int, _Seen] = {}
+
+    def _add_block(self) -> None:
+        self._blocks.append(_block(self.device))
+        self._address = self._blocks[-1].data_ptr()
+
+    def _native(self, tensor: torch.Tensor, row: int) -> bool:
+        """Fill the row at address `row` by the compiled kernel; return False where there is none for `tensor`."""
+        call = self._calls.get(tensor.dtype)
+        if call is None or self._scratch is None:
+            return False
+        # The order of the elements, and a pending sign, matter to nobody but the copy.
+        if tensor.is_neg() or not (tensor.is_contiguous() or eager.is_dense(tensor)):
+            with torch.no_grad():
+                tensor = tensor.resolve_neg().contiguous()
+        call(tensor.data_ptr(), tensor.numel(), row, self._scratch.address)
+        return True
+
+
+def _calls() -> dict[torch.dtype, llvm.NativeFunction]:
+    """Return the compiled kernels of this host by dtype."""
+    kernels = {name: llvm.compiled(name) for name in ("float32", "float16", "bfloat16")}
+    return {getattr(torch, name): kernel.call for name, kernel in kernels.items() if kernel is not None}
+
+
+def _state(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """What changes when a tensor object gets other values."""
+    return tensor._version, tensor.data_ptr(), tensor.numel()
+
+
+def _block(device: torch.device) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.empty((_BLOCK_ROWS, layout.WORDS), dtype=torch.int64, device=device)
+
+
+def _check(tensor: torch.Tensor, device: torch.device) -> None:
+    """Refuse what has no elements in this device's memory."""
+    here = tensor.device
+    if here != device and (here.type != device.type or device.index is not None):
+        raise UsageError(f"cannot measure a tensor on {here} with a tape for {device}; use a tape for its device")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UsageError(f"cannot measure a tensor of layout {tensor.layout} and dtype {tensor.dtype}; make it dense")
+    if tensor.numel() and not tensor.data_ptr():
+        raise UsageError(f"cannot measure a {type(tensor).__name__} without memory of its own; give its plain tensor")

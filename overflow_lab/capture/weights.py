@@ -1,0 +1,92 @@
+"""Parameters, buffers and inputs: their ranges before the cast, and what the cast lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from overflow_lab.capture.containers import is_readable
+from overflow_lab.capture.statistics import Tape
+from overflow_lab.formats import FORMATS
+from overflow_lab.ranges import Range
+from overflow_lab.recording import CastRow, TensorRow
+
+Named = tuple[str, str, torch.Tensor]
+
+
+def named_tensors(model: nn.Module) -> Iterator[Named]:
+    """Yield (role, name, tensor) of each parameter and buffer once, floating ones only."""
+    for role, found in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in found:
+            if tensor.is_floating_point() and is_readable(tensor):
+                yield role, name, tensor
+
+
+def tensor_rows(found: list[Named], tape: Tape) -> list[TensorRow]:
+    """Return the range row of each named tensor."""
+    measured = [tape.measure(tensor.to(tape.device)) for _, _, tensor in found]
+    rows = tape.drain()
+    return [
+        TensorRow(name, _module(role, name), role, _dtype(tensor), tuple(tensor.shape), rows.row(row))
+        for (role, name, tensor), row in zip(found, measured, strict=True)
+    ]
+
+
+def cast_rows(precision: str, before: list[TensorRow], originals: list[Named], cast: list[Named]) -> list[CastRow]:
+    """Return a row for each tensor that lost something in the cast.
+
+    Tensors are matched by role and name: a model may have made buffers in its first run.
+    """
+    wide, low = ({(role, name): tensor for role, name, tensor in named} for named in (originals, cast))
+    rows = []
+    for row in before:
+        original, tensor = (named.get((row.role, row.name)) for named in (wide, low))
+        if original is None or tensor is None or tensor.dtype == original.dtype or tensor.shape != original.shape:
+            continue
+        target = _dtype(tensor)
+        if can_lose(row.range, target):
+            made = _compare(precision, row, original, tensor)
+            rows += [made] if made.to_infinity or made.to_zero or made.to_subnormal else []
+    return rows
+
+
+def can_lose(found: Range, target: str) -> bool:
+    """Return whether a cast to the format `target` can make infinities, zeros or subnormals of values in this range."""
+    fmt = FORMATS.get(target)
+    if fmt is None or found.absmax is None:
+        return False
+    smallest = found.smallest if found.smallest is not None else fmt.smallest_normal
+    return found.absmax > fmt.max or smallest < fmt.smallest_normal
+
+
+def _compare(precision: str, row: TensorRow, original: torch.Tensor, low: torch.Tensor) -> CastRow:
+    """Count what one cast lost."""
+    a, b = original.detach(), low.detach().to(original.device)
+    tiny = torch.finfo(b.dtype).smallest_normal
+    zeroed = (b == 0) & (a != 0)
+    lost = float(torch.where(zeroed, a, 0.0).double().square().sum())
+    return CastRow(
+        precision=precision,
+        name=row.name,
+        module=row.module,
+        role=row.role,
+        from_dtype=row.dtype,
+        to_dtype=_dtype(low),
+        elements=a.numel(),
+        to_infinity=int((torch.isinf(b) & torch.isfinite(a)).sum()),
+        to_zero=int(zeroed.sum()),
+        to_subnormal=int(((b.abs() < tiny) & (b != 0) & (a.abs() >= torch.finfo(a.dtype).smallest_normal)).sum()),
+        absmax=row.range.absmax or 0.0,
+        energy_lost=lost / row.range.sum_of_squares if row.range.sum_of_squares else 0.0,
+    )
+
+
+def _module(role: str, name: str) -> str:
+    """Return the module that holds a parameter or buffer; an input is the root's, whatever its name."""
+    return "" if role == "input" else name.rpartition(".")[0]
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

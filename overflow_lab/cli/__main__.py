@@ -1,0 +1,5 @@
+"""`python -m overflow_lab.cli`."""
+
+from overflow_lab.cli import main
+
+main()

@@ -1,0 +1,73 @@
+"""The options that commands share or that would drown a signature: each with its help, named once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str, typer.Argument(help="A hub id, a save_pretrained folder, path/to/file.py:function, or demo.", show_default=False)
+]
+Precisions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--precision",
+        "-p",
+        help="float16 or bfloat16, plain or with -to or -autocast; repeats [default: both plain].",
+        show_default=False,
+    ),
+]
+Text = Annotated[
+    list[str] | None, typer.Option(help="An input text; repeats [default: built-in texts].", show_default=False)
+]
+Inputs = Annotated[
+    Path | None, typer.Option(help="A file of inputs: txt, jsonl, csv or parquet.", show_default=False)
+]
+Column = Annotated[str | None, typer.Option(help="The column of the file to take.", show_default=False)]
+Template = Annotated[
+    str | None, typer.Option(help="Joins columns of the file: '{question} {context}'.", show_default=False)
+]
+Task = Annotated[str | None, typer.Option(help="Overrules the task that the config names.", show_default=False)]
+BatchSize = Annotated[int, typer.Option(help="Inputs in a batch.")]
+MaxLength = Annotated[int | None, typer.Option(help="Cut inputs at this many tokens.", show_default=False)]
+Generate = Annotated[bool, typer.Option(help="Let generative models answer, by greedy and by beam search.")]
+NumBeams = Annotated[int, typer.Option(help="Beams of the beam search.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate.")]
+Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
+AttnImplementation = Annotated[
+    str | None, typer.Option(help="eager, sdpa, ...; as transformers names it.", show_default=False)
+]
+Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit on the hub.", show_default=False)]
+Subfolder = Annotated[
+    str | None, typer.Option(help="The folder of the model inside its repository.", show_default=False)
+]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Load weights that are not safetensors (can run code).")
+]
+RecordingFile = Annotated[
+    Path | None,
+    typer.Option("--recording", help="The recording to write [default: reports/MODEL.jsonl.gz].", show_default=False),
+]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option("--report", help="The report to write [default: reports/MODEL.html].", show_default=False),
+]
+StoreTexts = Annotated[
+    bool, typer.Option("--store-texts", help="Keep prompts and answers in recording and report.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the verdicts as one JSON object instead of text.")]
+FailOn = Annotated[
+    str, typer.Option(help="Exit with 1 at a verdict of this severity or worse: never, warning or error.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files of those names.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; print the verdicts alone.")]
+RecordingArgument = Annotated[
+    Path, typer.Argument(help="A recording that scan wrote (.jsonl or .jsonl.gz).", show_default=False)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="The HTML file to write [default: beside the recording].", show_default=False),
+]

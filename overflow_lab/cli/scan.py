@@ -1,0 +1,96 @@
+"""`overflow-lab scan MODEL`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from overflow_lab.cli import options as opt
+from overflow_lab.cli.places import place, stem_of
+from overflow_lab.cli.show import check_fail_on, exit_code, print_json, print_text
+from overflow_lab.errors import ScanInterrupted
+
+if TYPE_CHECKING:
+    from overflow_lab.scan import Scan
+
+
+def scan(
+    context: typer.Context,
+    model: opt.Model,
+    precision: opt.Precisions = None,
+    text: opt.Text = None,
+    inputs: opt.Inputs = None,
+    column: opt.Column = None,
+    template: opt.Template = None,
+    task: opt.Task = None,
+    batch_size: opt.BatchSize = 4,
+    max_length: opt.MaxLength = None,
+    generate: opt.Generate = True,
+    num_beams: opt.NumBeams = 4,
+    max_new_tokens: opt.MaxNewTokens = 32,
+    device: opt.Device = "cpu",
+    attn_implementation: opt.AttnImplementation = None,
+    revision: opt.Revision = None,
+    subfolder: opt.Subfolder = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    allow_pickle: opt.AllowPickle = False,
+    store_texts: opt.StoreTexts = False,
+    recording: opt.RecordingFile = None,
+    report: opt.ReportFile = None,
+    as_json: opt.AsJson = False,
+    fail_on: opt.FailOn = "never",
+    overwrite: opt.Overwrite = False,
+    quiet: opt.Quiet = False,
+) -> int:
+    """Run MODEL in float32 and in each low precision: what breaks, where, by how much, and what to do next."""
+    check_fail_on(fail_on)
+    target = place(report, stem_of(model), ".html", overwrite=overwrite)
+    kept = place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
+    with _saved(kept):
+        found = _scanned(model, precision, kept, _api_options(context.params), quiet)
+    found.save_report(target)
+    if as_json:
+        print_json(found.recording, found.diagnosis, recording_path=kept, report_path=target)
+        return exit_code(found.diagnosis, fail_on)
+    print_text(found.recording, found.diagnosis, quiet=quiet)
+    if not quiet:
+        typer.echo(f"\nreport     {target}\nrecording  {kept}\nagain      overflow-lab report {kept}")
+    return exit_code(found.diagnosis, fail_on)
+
+
+# The options of the command that Python's `scan` has no use for, or takes apart from the others.
+_OWN = {"model", "precision", "text", "inputs", "recording", "report", "as_json", "fail_on", "overwrite", "quiet"}
+
+
+def _api_options(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of Python's `scan` from those of the command."""
+    plain = {name: value for name, value in params.items() if name not in _OWN}
+    texts, inputs = params["text"], params["inputs"]
+    return {**plain, "texts": tuple(texts) if texts else None, "inputs_file": None if inputs is None else str(inputs)}
+
+
+def _scanned(model: str, precision: list[str] | None, kept: Path, options: dict[str, Any], quiet: bool) -> Scan:
+    """Scan behind progress bars on standard error, where also goes what the model itself may print."""
+    from overflow_lab.cli.progress import Bars
+
+    with Bars(Console(stderr=True), quiet=quiet) as bars, contextlib.redirect_stdout(sys.stderr):
+        bars.stage("importing torch")
+        import overflow_lab
+
+        wanted = precision or ("float16", "bfloat16")
+        return overflow_lab.scan(model, precisions=wanted, recording=kept, progress=bars, **options)
+
+
+@contextlib.contextmanager
+def _saved(kept: Path) -> Iterator[None]:
+    """Turn Ctrl-C into an early end that names the recording."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise ScanInterrupted("interrupted.", str(kept) if kept.exists() else None) from None

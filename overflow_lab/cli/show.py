@@ -1,0 +1,55 @@
+"""What both commands print at their end: the verdict as JSON or as text, the files, and the next command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from overflow_lab.errors import UsageError
+
+if TYPE_CHECKING:
+    from overflow_lab.analysis import Diagnosis
+    from overflow_lab.recording import Recording
+
+FAIL_ON = ("never", "warning", "error")
+
+
+def print_json(
+    recording: Recording, diagnosis: Diagnosis, *, recording_path: Path | None, report_path: Path | None
+) -> None:
+    """Print exactly one JSON object on standard output."""
+    from overflow_lab.report.exports import to_json
+
+    made = to_json(
+        recording,
+        diagnosis,
+        recording_path=None if recording_path is None else str(recording_path),
+        report_path=None if report_path is None else str(report_path),
+    )
+    sys.stdout.write(json.dumps(made, indent=2, allow_nan=False) + "\n")
+
+
+def print_text(recording: Recording, diagnosis: Diagnosis, *, quiet: bool) -> None:
+    """Print the verdicts and the worst sites; with `quiet` the verdicts alone."""
+    from overflow_lab.report import terminal
+
+    Console(highlight=False).print(terminal.render(recording, diagnosis, brief=quiet))
+
+
+def check_fail_on(fail_on: str) -> None:
+    """Refuse a severity that does not exist, before any work is done."""
+    if fail_on not in FAIL_ON:
+        raise UsageError(f"--fail-on is {fail_on!r}; choose {', '.join(FAIL_ON[:-1])} or {FAIL_ON[-1]}.")
+
+
+def exit_code(diagnosis: Diagnosis, fail_on: str) -> int:
+    """Return 1 where a verdict is at or above `fail_on`."""
+    from overflow_lab.analysis.results import SEVERITIES
+
+    if fail_on == "never":
+        return 0
+    return int(SEVERITIES.index(diagnosis.worst) >= SEVERITIES.index(fail_on))

@@ -1,0 +1,240 @@
+"""What the first screen says, as plain values: verdict cards, what they rest on, notes, and the environment as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from overflow_lab.analysis.results import Diagnosis, Effect, Finding, Verdict
+from overflow_lab.recording import FailureRow, ModuleRow, PrecisionRow, Recording, RunRow
+from overflow_lab.report import text
+
+
+@dataclass(frozen=True)
+class Card:
+    """One precision's verdict, written for reading. `shape` tells severities apart without colour."""
+
+    precision: str
+    headline: str
+    verdict: str
+    severity: str
+    shape: str
+    where: str
+    operation: str
+    mechanism: str
+    reason: str
+    advice: str
+    effects: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FindingLine:
+    """One finding, written for reading; `evidence` are name and value pairs."""
+
+    precision: str
+    severity: str
+    shape: str
+    title: str
+    where: str
+    operation: str
+    message: str
+    evidence: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How one precision was executed: the way of its cast, what stayed in float32, and its runs."""
+
+    precision: str
+    cast: str
+    kept: str
+    runs: tuple[str, ...]
+
+
+def cards(diagnosis: Diagnosis) -> list[Card]:
+    """Return one card for each verdict, in the order scanned."""
+    return [_card(verdict) for verdict in diagnosis.verdicts.values()]
+
+
+def _card(verdict: Verdict) -> Card:
+    origin = verdict.origin
+    return Card(
+        precision=text.visible(verdict.precision, 60),
+        headline=text.headline(verdict.verdict, verdict.severity),
+        verdict=verdict.verdict,
+        severity=verdict.severity,
+        shape=text.severity_shape(verdict.severity),
+        where="" if origin is None else text.module_name(origin.module),
+        operation=text.visible(origin.op, 80) if origin and origin.op else "",
+        mechanism=text.visible(verdict.mechanism, 80) if verdict.mechanism else "",
+        reason=text.sentence(verdict.reason),
+        advice=text.sentence(verdict.advice),
+        effects=tuple(effects(verdict.effect)),
+    )
+
+
+def effects(effect: Effect) -> list[str]:
+    """Return what reaches the output, in a few short phrases; what was not compared is left out."""
+    said: list[str] = []
+    if effect.nonfinite is not None:
+        said.append(
+            "no NaN or inf in the output"
+            if effect.nonfinite == 0
+            else f"{text.share(effect.nonfinite)} of the output is NaN or inf"
+        )
+    if effect.relative_error is not None:
+        said.append(f"relative error {text.share(effect.relative_error)}")
+    if effect.changed_decisions is not None:
+        said.append(
+            "no decision changed"
+            if effect.changed_decisions == 0
+            else f"{text.share(effect.changed_decisions)} of decisions changed"
+        )
+    if effect.answers:
+        said.append(_answers(effect))
+    return said
+
+
+def _answers(effect: Effect) -> str:
+    """Return how many generated answers are the same, changed or missing."""
+    total = text.plural(effect.answers, "answer")
+    if not effect.changed_answers and not effect.failed_answers:
+        return f"{total}: same as in float32"
+    parts = [(effect.changed_answers, "changed"), (effect.failed_answers, "failed")]
+    return f"{total}: " + ", ".join(f"{n:,} {word}" for n, word in parts if n)
+
+
+def findings(diagnosis: Diagnosis) -> list[FindingLine]:
+    """Return all findings, the most severe first, as the diagnosis orders them."""
+    return [_finding(finding) for finding in diagnosis.findings]
+
+
+def _finding(finding: Finding) -> FindingLine:
+    origin = finding.origin
+    evidence = [
+        (name, text.number(value))
+        for name, value in (("value", finding.value), ("limit", finding.limit))
+        if value is not None
+    ]
+    evidence += [(text.visible(k, 60), _value(v)) for k, v in finding.evidence.items()]
+    return FindingLine(
+        precision=text.visible(finding.precision, 60),
+        severity=finding.severity,
+        shape=text.severity_shape(finding.severity),
+        title=text.visible(finding.mechanism or finding.kind, 80),
+        where="" if origin is None else text.module_name(origin.module),
+        operation=text.visible(origin.op, 80) if origin and origin.op else "",
+        message=text.sentence(finding.message),
+        evidence=tuple(evidence[:12]),
+    )
+
+
+def model(recording: Recording) -> str:
+    """Return the model's name, without the folders of an absolute path."""
+    return text.model_name(recording.header.subject.get("name", "unnamed model"))
+
+
+def model_class(recording: Recording) -> str:
+    """Return the class of the model's root module, empty where it is not known."""
+    return next((text.visible(row.class_name, 80) for row in recording.of(ModuleRow) if row.path == ""), "")
+
+
+def basis(recording: Recording) -> str:
+    """Return how many inputs and tokens the verdicts rest on, by run: "12 inputs, 384 tokens (forward, beam)"."""
+    runs: dict[str, list[str]] = {}
+    for row in {row.run: row for row in reversed(recording.of(RunRow))}.values():
+        size = text.plural(row.inputs, "input") + (f", {text.plural(row.tokens, 'token')}" if row.tokens else "")
+        runs.setdefault(size, []).insert(0, text.visible(row.run, 40))
+    return "; ".join(f"{size} ({', '.join(names)})" for size, names in runs.items()) or "no run finished"
+
+
+def created(recording: Recording) -> str:
+    """Return when the scan began, to the minute."""
+    stamp = text.visible(recording.header.created, 40)
+    zone = " UTC" if stamp.endswith(("+00:00", "Z")) else ""
+    return stamp[:16].replace("T", " ") + zone if len(stamp) >= 16 else stamp
+
+
+def banner(recording: Recording) -> str:
+    """Return what to say where the scan did not run to its end, empty otherwise."""
+    if recording.complete:
+        return ""
+    why = recording.footer.error if recording.footer and recording.footer.error else ""
+    reason = f" ({text.without_paths(why, 300)})" if why else ""
+    ended = f"{text.visible(recording.status, 40)}{reason}"
+    return f"The scan did not finish: {ended}. What follows rests on what was recorded until then."
+
+
+def executions(recording: Recording) -> list[Execution]:
+    """Return how each precision was executed, in the order of the file."""
+    return [_execution(recording, row) for row in recording.of(PrecisionRow)]
+
+
+def _execution(recording: Recording, row: PrecisionRow) -> Execution:
+    words = {"none": "as it is", "loader": "cast by the loader", "to": ".to(dtype)", "autocast": "autocast"}
+    shown = ", ".join(text.module_name(name, 80) for name in row.kept[:6])
+    more = f" and {len(row.kept) - 6:,} more" if len(row.kept) > 6 else ""
+    runs = [r for r in recording.of(RunRow) if r.precision == row.precision]
+    cast = words.get(row.cast, text.visible(row.cast, 40))
+    return Execution(
+        precision=text.visible(row.precision, 60),
+        cast=f"{cast}; {text.without_paths(row.detail, 300)}" if row.detail else cast,
+        kept=shown + more,
+        runs=tuple(f"{text.visible(r.run, 40)}: {text.plural(r.inputs, 'input')} in {r.seconds:.1f} s" for r in runs),
+    )
+
+
+def notes(recording: Recording) -> list[str]:
+    """Return notes about the subject, and the exceptions that ended runs."""
+    given = recording.header.subject.get("notes") or ()
+    lines = [text.without_paths(note, 600) for note in ([given] if isinstance(given, str) else list(given))]
+    for row in recording.of(FailureRow):
+        where = text.module_name(row.module)
+        lines.append(
+            f"{row.precision}, {row.run}, batch {row.batch + 1}: {text.without_paths(row.error, 400)} (in {where})"
+        )
+    return lines
+
+
+def environment_text(recording: Recording, diagnosis: Diagnosis) -> str:
+    """Return a block of text fit for a bug report: versions, model, what was run, verdicts. No absolute paths."""
+    header = recording.header
+    lines = [f"overflow-lab {header.overflow_lab}, recorded {header.created}, status {recording.status}"]
+    named = f"{model(recording)} ({model_class(recording)})" if model_class(recording) else model(recording)
+    lines += [f"model        {named}", f"inputs       {basis(recording)}"]
+    lines += [f"precisions   {', '.join(header.precisions)}", "", "verdicts"]
+    lines += [_verdict_line(verdict) for verdict in diagnosis.verdicts.values()] or ["  none"]
+    for title, facts in (("environment", header.environment), ("options", header.options)):
+        pairs = list(_flat(facts))
+        width = min(28, max((len(k) for k, _ in pairs), default=0))
+        lines += ["", title, *(f"  {k:<{width}}  {v}" for k, v in pairs)] if pairs else []
+    return "\n".join(lines)
+
+
+def _verdict_line(verdict: Verdict) -> str:
+    where = f" at {text.module_name(verdict.origin.module, 200)}" if verdict.origin else ""
+    op = f" ({text.visible(verdict.origin.op, 80)})" if verdict.origin and verdict.origin.op else ""
+    judged = f"{verdict.verdict}, severity {verdict.severity}{where}{op}"
+    return f"  {verdict.precision:<18} {judged}: {text.without_paths(verdict.reason)}"
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the pairs of nested facts with dotted names; empty values are left out."""
+    for key, value in facts.items():
+        name = f"{prefix}{text.visible(key, 60)}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{name}.")
+        elif value is not None and value != "" and value != [] and value != ():
+            yield name, _value(value)
+
+
+def _value(value: Any) -> str:
+    """Return a fact's value on one line."""
+    if isinstance(value, float):
+        return text.number(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return text.count(value)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(text.without_paths(item, 120) for item in value[:20])
+    return text.without_paths(value, 300)

@@ -1,0 +1,178 @@
+"""A scan: subject -> capture -> recording -> analysis, in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overflow_lab.analysis import Diagnosis, Verdict, analyze
+from overflow_lab.errors import OverflowLabError, ScanInterrupted, UsageError, one_line
+from overflow_lab.recording import FORMAT, Header, Recording, load
+from overflow_lab.recording.writer import Writer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from overflow_lab.capture.precisions import Precision
+    from overflow_lab.progress import Progress
+    from overflow_lab.subjects import Subject
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a scan found: the recording and its diagnosis. In a notebook it shows itself as a table."""
+
+    recording: Recording
+    diagnosis: Diagnosis
+    report_path: str | None = None
+
+    @classmethod
+    def from_recording(cls, path: str | Path) -> Scan:
+        """Return the scan of a recording file."""
+        recording = load(path)
+        return cls(recording, analyze(recording))
+
+    @property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """The verdict on each precision."""
+        return self.diagnosis.verdicts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the machine-readable verdict, as `overflow-lab scan --json` prints it."""
+        from overflow_lab.report.exports import to_json
+
+        return to_json(self.recording, self.diagnosis, recording_path=self.recording.path, report_path=self.report_path)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each module's output in order of execution; see `overflow_lab.layers`."""
+        from overflow_lab.analysis.frame import layers
+
+        return layers(self.recording)
+
+    def save_report(self, path: str | Path) -> Path:
+        """Write the HTML report to `path` and return it. Raises UsageError when it cannot be written."""
+        from overflow_lab.report import write_report
+
+        return write_report(self.recording, self.diagnosis, Path(path))
+
+    def __repr__(self) -> str:
+        model = self.recording.header.subject.get("name", "?")
+        lines = [
+            f"  {name}: {v.verdict}{'' if v.verdict == 'ok' else f' ({v.severity})'}: {v.reason}"
+            for name, v in self.verdicts.items()
+        ]
+        return "\n".join([f"<Scan of {model}", *lines]) + ">"
+
+    def _repr_html_(self) -> str:
+        from overflow_lab.report.notebook import summary
+
+        return summary(self.recording, self.diagnosis)
+
+
+def scan(
+    model: Any,
+    inputs: Any = None,
+    *,
+    precisions: Iterable[str] = ("float16", "bfloat16"),
+    recording: str | Path | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Scan:
+    """Scan a model and return what was found.
+
+    `model` is a torch.nn.Module (with `inputs`: a dict of keyword inputs, a tuple of positional ones, or a list of
+    these, one for each call), or a string as on the command line: a hub id, a folder, "path/to/file.py:function" or
+    "demo". `precisions` names the low precisions; float32 always runs. `recording` is a file to write (.jsonl or
+    .jsonl.gz); without it the recording stays in memory. Further options are the fields of
+    `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and `store_texts=True`,
+    which keeps prompts and answers in the recording.
+
+    Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
+    recording saved; KeyboardInterrupt is passed on, the recording saved as well.
+    """
+    from overflow_lab.capture.precisions import parse_precisions
+
+    store_texts = bool(options.pop("store_texts", False))
+    wanted = parse_precisions([precisions] if isinstance(precisions, str) else precisions)
+    if not isinstance(model, (str, Path)):
+        options.setdefault("device", _device(model))
+    subject = _subject(model, inputs, options)
+    writer = Writer(None if recording is None else Path(recording), _header(subject, wanted, options))
+    return _recorded(subject, wanted, writer, progress, store_texts)
+
+
+def _recorded(
+    subject: Subject, wanted: tuple[Precision, ...], writer: Writer, progress: Progress | None, store_texts: bool
+) -> Scan:
+    from overflow_lab.capture.record import Recorder
+    from overflow_lab.progress import Silent
+
+    path = None if writer.path is None else str(writer.path)
+    try:
+        with writer:
+            Recorder(subject, wanted, writer, progress or Silent(), store_texts).run()
+    except UsageError:
+        raise
+    except Exception as error:  # the user's data loader or loading code among them: what was recorded is saved
+        message = str(error) if isinstance(error, OverflowLabError) else f"the scan ended early: {one_line(error)}"
+        raise ScanInterrupted(message, path) from error
+    made = writer.recording()
+    return Scan(made, analyze(made))
+
+
+def _subject(model: Any, inputs: Any, options: Mapping[str, Any]) -> Subject:
+    """Return the subject of what the user gave. Raises UsageError for options that do not exist."""
+    from overflow_lab.subjects.options import SubjectOptions
+
+    known = [field.name for field in dataclasses.fields(SubjectOptions)]
+    wrong = [name for name in options if name not in known]
+    if wrong:
+        raise UsageError(f"scan() has no option {wrong[0]!r}; choose among {', '.join([*known, 'store_texts'])}.")
+    texts = options.get("texts")
+    chosen = SubjectOptions(**{**options, "texts": (texts,) if isinstance(texts, str) else texts and tuple(texts)})
+    if isinstance(model, (str, Path)):
+        from overflow_lab.subjects.find import find
+
+        if inputs is not None:
+            raise UsageError(
+                "inputs are given for a model by name; load the model and pass it, or use texts=, inputs_file=."
+            )
+        return find(str(model), chosen)
+    from overflow_lab.subjects.module import from_module
+
+    return from_module(model, {} if inputs is None else inputs, device=chosen.device)
+
+
+def _device(model: Any) -> str:
+    """Return where a module in memory is, since that is where it is scanned; the CPU for anything else."""
+    import torch
+
+    from overflow_lab.capture.precisions import device_of
+
+    device = device_of(model) if isinstance(model, torch.nn.Module) else torch.device("cpu")
+    return "cpu" if device.type == "meta" else str(device)
+
+
+def _header(subject: Subject, wanted: tuple[Precision, ...], options: Mapping[str, Any]) -> Header:
+    """Return the header; texts, paths and prompts among the options are not written."""
+    from overflow_lab import __version__
+    from overflow_lab.capture.environment import environment
+
+    shown = {
+        k: v
+        for k, v in options.items()
+        if isinstance(v, (int, float, bool)) or k in ("attn_implementation", "task", "device")
+    }
+    return Header(
+        format=FORMAT,
+        overflow_lab=__version__,
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        subject={"name": subject.name, "kind": subject.kind, **subject.facts, "notes": list(subject.notes)},
+        precisions=("float32", *(precision.name for precision in wanted)),
+        environment=environment(str(options.get("device", "cpu"))),
+        options=shown,
+    )
