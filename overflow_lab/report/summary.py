@@ -179,7 +179,7 @@ def _execution(recording: Recording, row: PrecisionRow) -> Execution:
     cast = words.get(row.cast, text.visible(row.cast, 40))
     return Execution(
         precision=text.visible(row.precision, 60),
-        cast=f"{cast}; {text.without_paths(row.detail, 300)}" if row.detail else cast,
+        cast=text.without_paths(row.detail, 300) or cast,
         kept=shown + more,
         runs=tuple(f"{text.visible(r.run, 40)}: {text.plural(r.inputs, 'input')} in {r.seconds:.1f} s" for r in runs),
     )

@@ -23,9 +23,10 @@ _MOST_PRECISIONS = 2  # the columns of more do not fit 80 characters
 
 
 def render(recording: Recording, diagnosis: Diagnosis, *, brief: bool = False) -> Group:
-    """Return what a person should read after a scan, for a console of any width from 60 columns; `brief`: the verdicts alone.
+    """Return what a person should read after a scan, for a console of any width from 60 columns.
 
-    Names are rich Text and never markup; colours are the console's to drop (`NO_COLOR`), shapes say the same.
+    With `brief` it is the verdicts alone. Names are rich Text and never markup; colours are the console's to drop
+    (`NO_COLOR`), shapes say the same.
     """
     parts: list[RenderableType] = [_title(recording)]
     if unfinished := summary.banner(recording):
