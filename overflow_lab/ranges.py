@@ -18,10 +18,10 @@ LOWEST_EXPONENT = -127
 class Range:
     """Statistics of all values that were seen at one site.
 
-    `count` is the number of elements, of which `nan`, `posinf`, `neginf` and `zero` are special. `min` and `max` are over
-    the finite values, `smallest` is the smallest nonzero finite magnitude; each is None when no such value was seen.
-    `sum` and `sum_of_squares` are over the finite values. `exponents` maps floor(log2(abs(x))) of the finite nonzero
-    values to their number; magnitudes below 2**-126 share the key -127.
+    `count` is the number of elements, of which `nan`, `posinf`, `neginf` and `zero` are special. `min` and `max` are
+    over the finite values, `smallest` is the smallest nonzero finite magnitude; each is None when no such value was
+    seen. `sum` and `sum_of_squares` are over the finite values. `exponents` maps floor(log2(abs(x))) of the finite
+    nonzero values to their number; magnitudes below 2**-126 share the key -127.
     """
 
     count: int = 0

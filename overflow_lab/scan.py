@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from overflow_lab.capture.precisions import Precision
     from overflow_lab.progress import Progress
     from overflow_lab.subjects import Subject
+    from overflow_lab.subjects.options import SubjectOptions
 
 
 @dataclass(frozen=True)
@@ -89,18 +92,19 @@ def scan(
     "demo". `precisions` names the low precisions; float32 always runs. `recording` is a file to write (.jsonl or
     .jsonl.gz); without it the recording stays in memory. Further options are the fields of
     `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and `store_texts=True`,
-    which keeps prompts and answers in the recording.
+    which keeps prompts and answers in the recording. A model in memory is asked to generate with `generate=True` only;
+    `tokenizer` then turns its answers into text.
 
     Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
     recording saved; KeyboardInterrupt is passed on, the recording saved as well.
     """
     from overflow_lab.capture.precisions import parse_precisions
 
-    store_texts = bool(options.pop("store_texts", False))
+    store_texts, tokenizer = bool(options.pop("store_texts", False)), options.pop("tokenizer", None)
     wanted = parse_precisions([precisions] if isinstance(precisions, str) else precisions)
     if not isinstance(model, (str, Path)):
         options.setdefault("device", _device(model))
-    subject = _subject(model, inputs, options)
+    subject = _subject(model, inputs, options, tokenizer)
     writer = Writer(None if recording is None else Path(recording), _header(subject, wanted, options))
     return _recorded(subject, wanted, writer, progress, store_texts)
 
@@ -113,7 +117,7 @@ def _recorded(
 
     path = None if writer.path is None else str(writer.path)
     try:
-        with writer:
+        with writer, _quiet():
             Recorder(subject, wanted, writer, progress or Silent(), store_texts).run()
     except UsageError:
         raise
@@ -124,27 +128,49 @@ def _recorded(
     return Scan(made, analyze(made))
 
 
-def _subject(model: Any, inputs: Any, options: Mapping[str, Any]) -> Subject:
+def _quiet() -> contextlib.AbstractContextManager[None]:
+    """Return what silences transformers' log and warnings during the runs, where it is loaded at all."""
+    if "transformers" not in sys.modules:
+        return contextlib.nullcontext()
+    from overflow_lab.subjects.quiet import quiet
+
+    return quiet()
+
+
+def _subject(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: Any) -> Subject:
     """Return the subject of what the user gave. Raises UsageError for options that do not exist."""
     from overflow_lab.subjects.options import SubjectOptions
 
     known = [field.name for field in dataclasses.fields(SubjectOptions)]
     wrong = [name for name in options if name not in known]
     if wrong:
-        raise UsageError(f"scan() has no option {wrong[0]!r}; choose among {', '.join([*known, 'store_texts'])}.")
+        raise UsageError(
+            f"scan() has no option {wrong[0]!r}; choose among {', '.join([*known, 'store_texts', 'tokenizer'])}."
+        )
     texts = options.get("texts")
     chosen = SubjectOptions(**{**options, "texts": (texts,) if isinstance(texts, str) else texts and tuple(texts)})
     if isinstance(model, (str, Path)):
         from overflow_lab.subjects.find import find
 
+        if tokenizer is not None:
+            raise UsageError("tokenizer= is for a model in memory; a model by name brings its own.")
         if inputs is not None:
             raise UsageError(
                 "inputs are given for a model by name; load the model and pass it, or use texts=, inputs_file=."
             )
         return find(str(model), chosen)
+    return _in_memory(model, {} if inputs is None else inputs, chosen, options.get("generate", False), tokenizer)
+
+
+def _in_memory(model: Any, inputs: Any, chosen: SubjectOptions, generate: bool, tokenizer: Any) -> Subject:
     from overflow_lab.subjects.module import from_module
 
-    return from_module(model, {} if inputs is None else inputs, device=chosen.device)
+    subject = from_module(model, inputs, device=chosen.device)
+    if not generate:
+        return subject
+    from overflow_lab.subjects.generation import generation_of
+
+    return dataclasses.replace(subject, generation=generation_of(model, chosen, tokenizer=tokenizer))
 
 
 def _device(model: Any) -> str:

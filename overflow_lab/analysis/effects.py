@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FloatFormat
 from overflow_lab.recording import AnswerRow, OutputRow, Recording
@@ -9,9 +11,9 @@ from overflow_lab.recording import AnswerRow, OutputRow, Recording
 # In a sweep over hundreds of healthy architectures the output error had a 95th percentile of 1.5 percent in bfloat16
 # and 0.3 in float16, 4 and 6 units of their rounding (u = eps / 2); 16 leaves room for depth.
 TOLERATED_ROUNDINGS = 16
-# Near ties flip in any precision; real healthy models change up to about 3 percent of their argmaxes in bfloat16.
+# Decisions that float32 makes clearly hardly ever change in a healthy model; near ties are not counted (see `effect`).
 TOLERATED_CHANGES = 0.05
-# Above this share of changed decisions the output is called imprecise even where its error is small.
+# Above this share of overruled decisions the output is called imprecise even where its error is small.
 TIES = 0.25
 
 
@@ -20,12 +22,17 @@ def tolerance(fmt: FloatFormat) -> float:
     return TOLERATED_ROUNDINGS * fmt.eps / 2
 
 
-def effect(recording: Recording, precision: str) -> Effect:
-    """Return what reached the output: its scores decide where it has them, otherwise its worst tensor."""
+def effect(recording: Recording, precision: str, fmt: FloatFormat) -> Effect:
+    """Return what reached the output: its scores decide where it has them, otherwise its worst tensor.
+
+    A changed decision is a near tie where float32 prefers its own choice by less than the tolerated rounding of the
+    scores, relative to their root mean square: among scores with such errors the order of the two is not known.
+    """
     rows = [row for row in recording.of(OutputRow) if row.precision == precision]
     answers = [row for row in recording.of(AnswerRow) if row.precision == precision]
     scored = any(row.decisions and not _whole_numbers(row) for row in rows)
     judged = [row for row in rows if row.decisions] if scored else rows
+    limit = tolerance(fmt)
     elements = sum(row.elements for row in rows)
     decisions = sum(row.decisions for row in judged)
     divergences = sum(row.kl_rows for row in judged)
@@ -42,7 +49,14 @@ def effect(recording: Recording, precision: str) -> Effect:
         answers=len(answers),
         changed_answers=sum(row.status == "changed" for row in answers),
         failed_answers=sum(row.status == "failed" for row in answers),
+        tied_decisions=sum(_near_ties(row, limit) for row in judged) / decisions if decisions else None,
+        tied_answers=sum(row.status == "changed" and row.margin is not None and row.margin < limit for row in answers),
     )
+
+
+def _near_ties(row: OutputRow, limit: float) -> int:
+    """Return how many changed decisions have a margin below `limit`, a power of two as all tolerances are."""
+    return sum(count for exponent, count in row.margins.items() if math.ldexp(1.0, exponent) < limit)
 
 
 def _whole_numbers(row: OutputRow) -> bool:
@@ -55,9 +69,9 @@ def is_wrong(found: Effect, fmt: FloatFormat) -> bool:
     return bool(
         (found.nonfinite or 0.0) > 0.0
         or (found.relative_error or 0.0) > tolerance(fmt)
-        or (found.changed_decisions or 0.0) > TOLERATED_CHANGES
+        or found.overruled_decisions > TOLERATED_CHANGES
         or found.failed_answers
-        or (found.answers and found.changed_answers / found.answers > TIES)
+        or (found.answers and found.overruled_answers / found.answers > TIES)
     )
 
 
@@ -65,6 +79,6 @@ def is_imprecise(found: Effect, fmt: FloatFormat) -> bool:
     """Return whether an output without non-finite values differs by more than the format's rounding explains."""
     return bool(
         (found.relative_error or 0.0) > tolerance(fmt)
-        or (found.changed_decisions or 0.0) >= TIES
-        or (found.answers and (found.changed_answers + found.failed_answers) / found.answers > TIES)
+        or found.overruled_decisions >= TIES
+        or (found.answers and (found.overruled_answers + found.failed_answers) / found.answers > TIES)
     )

@@ -24,6 +24,8 @@ class Effect:
 
     `nonfinite` and `changed_decisions` are shares from 0 to 1; `relative_error` is of the root mean squares; `kl` in
     nats for each decision; `answers` and `changed_answers` count generated answers. None where nothing was compared.
+    `tied_decisions` and `tied_answers` are those among the changed ones that float32 itself decides by less than the
+    tolerated rounding of its scores: near ties, which any rounding may flip.
     """
 
     nonfinite: float | None = None
@@ -33,6 +35,18 @@ class Effect:
     answers: int = 0
     changed_answers: int = 0
     failed_answers: int = 0
+    tied_decisions: float | None = None
+    tied_answers: int = 0
+
+    @property
+    def overruled_decisions(self) -> float:
+        """The share of decisions that changed although float32 was clear about them."""
+        return (self.changed_decisions or 0.0) - (self.tied_decisions or 0.0)
+
+    @property
+    def overruled_answers(self) -> int:
+        """The answers that changed although float32 was clear about them; those that failed are counted apart."""
+        return self.changed_answers - self.tied_answers
 
     def to_dict(self) -> dict[str, Any]:
         """Return the effect as the verdict's "output" in JSON."""

@@ -19,7 +19,7 @@ def analyze(recording: Recording) -> Diagnosis:
     lows = [name for name in found.precisions if name != REFERENCE]
     verdicts, everything = {}, []
     for name in lows:
-        reached = effect(recording, name)
+        reached = effect(recording, name, found.format_of(name))
         severity = "error" if is_wrong(reached, found.format_of(name)) or _failed(found, name) else "warning"
         made = findings(found, name, reached, severity)
         if not made and not found.was_run(name):
@@ -68,7 +68,8 @@ def _fine(found: Index, precision: str, reached: Effect) -> str:
         parts.append(f"the output is within {percent(reached.relative_error)} of float32's")
     if reached.answers:
         same = reached.answers - reached.changed_answers - reached.failed_answers
-        parts.append(f"{same} of {reached.answers} answers are the same")
+        ties = f" ({reached.tied_answers} others part at near ties)" if reached.tied_answers else ""
+        parts.append(f"{same} of {reached.answers} answers are the same{ties}")
     return f"everything is finite on {inputs} inputs" + "".join(f", {part}" for part in parts) + "."
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 
@@ -21,9 +23,19 @@ class Answers:
 
 def answers_of(sequences: torch.Tensor, batch: Batch, generation: Generation) -> Answers:
     """Return the generated tokens of each input: prompt, start token and padding removed, the end token kept."""
-    prompt = batch.inputs.get("input_ids")
-    skipped = 1 if generation.encoder_decoder else 0 if prompt is None else int(prompt.shape[1])
-    return Answers(tuple(_trim(row[skipped:], generation) for row in sequences.tolist()))
+    rows = sequences.tolist()
+    return Answers(tuple(_trim(row[_before(rows, batch, generation) :], generation) for row in rows))
+
+
+def _before(rows: list[list[int]], batch: Batch, generation: Generation) -> int:
+    """Return how many tokens stand before the answers in what `generate` returns: the prompt, or a start token.
+
+    Whisper's `generate` takes its start tokens away itself.
+    """
+    if not generation.encoder_decoder:
+        prompt = batch.inputs.get("input_ids")
+        return 0 if prompt is None else int(prompt.shape[1])
+    return int(generation.start is None or all(row[:1] == [generation.start] for row in rows))
 
 
 def _trim(tokens: Sequence[int], generation: Generation) -> tuple[int, ...]:
@@ -55,10 +67,16 @@ class AnswerContext:
 
 
 def answer_rows(
-    context: AnswerContext, reference: Answers, low: Answers, generation: Generation, *, texts: bool
+    context: AnswerContext,
+    reference: Answers,
+    low: Answers,
+    generation: Generation,
+    *,
+    texts: bool,
+    margins: Sequence[float | None] = (),
 ) -> list[AnswerRow]:
-    """Return one row for each input; texts and prompts only where asked for."""
-    return [
+    """Return one row for each input; texts and prompts only where asked for, `margins` where they are known."""
+    rows = [
         _row(
             context,
             sample,
@@ -69,6 +87,7 @@ def answer_rows(
         )
         for sample, expected in enumerate(reference.tokens)
     ]
+    return [dataclasses.replace(r, margin=m) for r, m in zip_longest(rows, margins)] if margins else rows
 
 
 def _row(

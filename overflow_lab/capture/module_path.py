@@ -104,10 +104,10 @@ class ModulePath:
 
 
 def _comes_from(error: BaseException, cause: BaseException | None) -> bool:
-    """Return whether `error` is `cause`, or was raised from it or while it was handled."""
+    """Return whether `error` is `cause` or was raised from it; not if it merely happened while that was handled."""
     seen: BaseException | None = error
     while seen is not None and cause is not None:
         if seen is cause:
             return True
-        seen = seen.__cause__ or seen.__context__
+        seen = seen.__cause__
     return False

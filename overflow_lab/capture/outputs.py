@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from overflow_lab.capture.containers import tensors
+from overflow_lab.capture.margins import margin_exponents
 from overflow_lab.capture.samples import differences
 from overflow_lab.recording import OutputRow
 
@@ -74,17 +75,20 @@ def _decisions(row: OutputRow, reference: torch.Tensor, low: torch.Tensor, mask:
     if mask is not None and mask.shape == reference.shape[:-1]:
         a, b = a[mask.bool()], b[mask.bool()]
     a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
-    changed = (a.argmax(-1) != b.argmax(-1)) | torch.isnan(a).any(-1)
+    unknown = torch.isnan(a).any(-1)
+    differs = (a.argmax(-1) != b.argmax(-1)) & ~unknown
     whole = torch.isfinite(a).all(-1) & torch.isfinite(b).all(-1)
     kl = 0.0
-    for x, y in zip(a[whole].split(256), b[whole].split(256), strict=True):
+    rows = max(1, _CHUNK // a.shape[-1])  # in float64 and several copies: a vocabulary can have 262,144 words
+    for x, y in zip(a[whole].split(rows), b[whole].split(rows), strict=True):
         kl += float(F.kl_div(x.double().log_softmax(-1), y.double().log_softmax(-1), reduction="sum", log_target=True))
     return OutputRow(
         row.precision,
         row.port,
         0,
         decisions=len(a),
-        changed=int(changed.sum()),
+        changed=int((differs | unknown).sum()),
         kl_sum=max(kl, 0.0),
         kl_rows=int(whole.sum()),
+        margins=margin_exponents(b[differs], a[differs].argmax(-1)),
     )

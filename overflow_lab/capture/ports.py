@@ -43,7 +43,8 @@ class Ports:
         self._drained = 0
 
     def begin(self, run: str, batch: int) -> None:
-        """Say what runs from now on; moments are dated by it."""
+        """Say what runs from now on; moments are dated by it, so what was seen before is settled."""
+        self.settle()
         self._now = (run, batch)
 
     def see(self, module: str, port: str, tensor: torch.Tensor, call: int) -> int:

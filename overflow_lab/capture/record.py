@@ -25,6 +25,9 @@ from overflow_lab.recording import BlindSpotRow, PrecisionRow, RunRow, TensorRow
 from overflow_lab.recording.writer import Writer
 from overflow_lab.subjects import Batch, Subject
 
+# A model with one of these needs no tokens for its decoder: it has them, or makes them of the labels.
+_DECODED = frozenset({"decoder_input_ids", "decoder_inputs_embeds", "labels"})
+
 
 @dataclass
 class Recorder:
@@ -62,9 +65,9 @@ class Recorder:
                 raise OverflowLabError(f"{self.subject.name} has no inputs to run; give at least one.")
             while chunk:
                 for precision in self.precisions:
-                    self._low(precision, base.prepared.model, chunk)
+                    self._low(precision, base, chunk)
                 for precision in self._differing:
-                    self._low(precision, base.prepared.model, chunk)
+                    self._low(precision, base, chunk)
                 chunk = self._reference(base, batches)
             self._finish(base)
 
@@ -99,7 +102,7 @@ class Recorder:
                 reference.answers[strategy] = base.generate(strategy, reference, generation)
             except RunFailed as failure:
                 self._blind(failure.row.module, f"generate ({strategy}) fails in float32: {failure.row.error}")
-        if generation and generation.encoder_decoder and "decoder_input_ids" not in reference.inputs:
+        if generation and generation.encoder_decoder and not _DECODED & reference.inputs.keys():
             reference.inputs = {
                 **reference.inputs,
                 "decoder_input_ids": self._decoder_ids(base.prepared.model, reference),
@@ -110,46 +113,52 @@ class Recorder:
     def _decoder_ids(self, model: Any, reference: Reference) -> torch.Tensor:
         """Return float32's first answers as decoder inputs, so that the plain forward sees what generation sees."""
         device = next(model.parameters()).device
-        start = getattr(model.config, "decoder_start_token_id", None) or 0
         generation = self.subject.generation
+        start = (generation.start if generation else None) or getattr(model.config, "decoder_start_token_id", None) or 0
         padding = (generation.padding if generation else None) or 0
         answers = next(iter(reference.answers.values()), Answers()).tokens or ((),) * max(reference.batch.samples, 1)
         width = max(2, *(len(answer) for answer in answers)) - 1
         rows = [[start, *answer[:width], *[padding] * (width - len(answer))] for answer in answers]
         return torch.tensor(rows, device=device)
 
-    def _low(self, precision: Precision, original: nn.Module, chunk: list[Reference]) -> None:
+    def _low(self, precision: Precision, base: Watched, chunk: list[Reference]) -> None:
         """Run one precision on the batches that float32 has run."""
         self.progress.stage(f"loading in {precision.name}")
         low = self._watched(precision)
-        self._compare_casts(low, original, chunk[0])
+        self._compare_casts(low, base.prepared.model, chunk[0])
         self.progress.stage(precision.name, len(chunk))
         done: list[Reference] = []
         try:
             for reference in chunk:
-                self._one_low(low, reference)
+                self._one_low(low, base, reference)
                 done.append(reference)
                 self.progress.advance()
         finally:
             self._write(low, done)
 
-    def _one_low(self, low: Watched, reference: Reference) -> None:
+    def _one_low(self, low: Watched, base: Watched, reference: Reference) -> None:
+        finite = False
         try:
             if (low.precision, "forward") not in self._failed:
                 outputs = low.forward(reference, fill=False)
                 rows, apart = compare_outputs(low.precision, reference.outputs, outputs)
                 for row in rows:
                     self.writer.append(row)
+                finite = not any(row.nonfinite for row in rows)
                 for port in apart:
                     self._blind("", f"{port} has another shape than in float32: not compared", low.precision)
         except RunFailed as failure:
             self._failed.add((low.precision, "forward"))
             self.writer.append(failure.row)
-        for strategy, expected in reference.answers.items():
-            self._answer(low, reference, strategy, expected)
+        for strategy in reference.answers:
+            # Of answers from NaN or inf nobody asks whether they are near ties.
+            self._answer(low, reference, strategy, base if finite else None)
 
-    def _answer(self, low: Watched, reference: Reference, strategy: str, expected: Answers) -> None:
-        """Compare one precision's answers with float32's; an exception is an answer too."""
+    def _answer(self, low: Watched, reference: Reference, strategy: str, base: Watched | None) -> None:
+        """Compare one precision's answers with float32's; an exception is an answer too.
+
+        `base`, float32, tells the margins of those that differ.
+        """
         generation = self.subject.generation
         assert generation is not None
         try:
@@ -160,7 +169,9 @@ class Recorder:
                 self._failed.add((low.precision, strategy))
                 self.writer.append(failure.row)
         context = AnswerContext(low.precision, strategy, reference.number, reference.batch)
-        for row in answer_rows(context, expected, got, generation, texts=self.store_texts):
+        margins = base.margins(strategy, reference, generation, got) if base and got.tokens else []
+        expected = reference.answers[strategy]
+        for row in answer_rows(context, expected, got, generation, texts=self.store_texts, margins=margins):
             self.writer.append(row)
 
     def _watched(self, precision: Precision) -> Watched:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from overflow_lab.capture.answers import Answers, answers_of
+from overflow_lab.capture.answers import Answers, answers_of, first_difference
+from overflow_lab.capture.margins import Forced, Step, search_margin, step_margin
 from overflow_lab.capture.module_ranges import ModuleRanges
 from overflow_lab.capture.outputs import Outputs, outputs_of
 from overflow_lab.capture.ports import Ports
@@ -17,24 +18,13 @@ from overflow_lab.capture.precisions import Prepared, device_of
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.samples import Differences, Samples
 from overflow_lab.capture.statistics import Tape
+from overflow_lab.capture.unsupported import is_unsupported
 from overflow_lab.errors import one_line
 from overflow_lab.recording import FailureRow
 from overflow_lab.subjects import Batch, Generation
 
-# What torch says when an operation has no kernel for a dtype, or when two dtypes that do not go together meet.
-_UNSUPPORTED = (
-    "not implemented for",
-    "not supported for",
-    "unsupported dtype",
-    "unsupported scalartype",
-    "same dtype",
-    "should be the same",
-    "expected scalar type",
-    "expected dtype",
-    "expected object of scalar type",
-    "only supports",
-    "doesn't support",
-)
+# What a plain forward is given, and `generate` makes or refuses.
+_FORWARD_ALONE = frozenset({"labels", "decoder_input_ids", "decoder_attention_mask"})
 
 
 class RunFailed(Exception):
@@ -55,6 +45,7 @@ class Reference:
     outputs: Outputs = field(default_factory=lambda: Outputs({}))
     samples: Samples = field(default_factory=Samples)
     answers: dict[str, Answers] = field(default_factory=dict)
+    steps: list[list[Step]] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -91,12 +82,46 @@ class Watched:
 
     def generate(self, strategy: str, reference: Reference, generation: Generation) -> Answers:
         """Let the model answer one batch by one strategy."""
-        inputs = self.prepared.inputs(dict(reference.batch.inputs))
+        inputs = self._prompt(reference)
         settings = dict(generation.strategies[strategy])
         model: Any = self.prepared.model
         watch = ModuleRanges(model, self.ports)
         sequences = self._run(watch, strategy, reference.number, lambda: model.generate(**inputs, **settings))
         return answers_of(getattr(sequences, "sequences", sequences), reference.batch, generation)
+
+    def _prompt(self, reference: Reference) -> dict[str, Any]:
+        """Return the inputs of a batch that `generate` takes."""
+        given = {name: value for name, value in reference.batch.inputs.items() if name not in _FORWARD_ALONE}
+        return dict(self.prepared.inputs(given))
+
+    def margins(self, strategy: str, reference: Reference, generation: Generation, low: Answers) -> list[float | None]:
+        """Return, for each answer that differs from this precision's own, its margin; None where there is none."""
+        expected = reference.answers[strategy].tokens
+        apart = [first_difference(a, b) for a, b in zip(low.tokens, expected, strict=False)]
+        if not any(step is not None for step in apart):
+            return []
+        steps = self._scored(reference, generation, low)
+        if generation.strategies[strategy].get("num_beams", 1) == 1:
+            return [step_margin(noted, step) for noted, step in zip(steps, apart, strict=False)]
+        if not reference.steps:
+            reference.steps = self._scored(reference, generation, reference.answers[strategy])
+        pairs = zip(reference.steps, steps, apart, strict=False)
+        return [None if step is None else search_margin(own, other) for own, other, step in pairs]
+
+    def _scored(self, reference: Reference, generation: Generation, answers: Answers) -> list[list[Step]]:
+        """Return how this precision scores given answers; empty where its `generate` cannot be led along them."""
+        inputs = self._prompt(reference)
+        settings = {**generation.strategies["greedy"], "num_beams": 1}
+        forced = Forced(answers.tokens)
+        model: Any = self.prepared.model
+        reseed()
+        try:
+            with self.prepared.context():
+                output = model.generate(**inputs, **settings, logits_processor=[forced])
+        except Exception:  # a `generate` of its own that takes no processor: then the margins are unknown
+            return []
+        led = answers_of(getattr(output, "sequences", output), reference.batch, generation)
+        return forced.steps if led == answers else []
 
     def _run(self, watch: ModuleRanges, run: str, number: int, call: Callable[[], Any]) -> Any:
         """Run `call` watched; an exception of the model becomes RunFailed, and what was seen until then is kept."""
@@ -128,14 +153,6 @@ def watched(prepared: Prepared, ports: Ports | None = None) -> Watched:
     """Return the prepared model with empty collections, or with the ports of earlier batches."""
     name = prepared.precision.name
     return Watched(prepared, ports or Ports(name, Tape(device_of(prepared.model))), Differences(name))
-
-
-def is_unsupported(error: BaseException) -> bool:
-    """Return whether an exception says that a kernel is missing or that dtypes do not go together."""
-    text = str(error).lower()
-    return isinstance(error, (RuntimeError, NotImplementedError, TypeError, ValueError)) and any(
-        t in text for t in _UNSUPPORTED
-    )
 
 
 def mask_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:

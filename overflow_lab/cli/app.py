@@ -44,6 +44,9 @@ def _root(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code: 0 done, 1 verdict at or above --fail-on, 2 usage, 3 ended early."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a console that is not UTF-8 gets "?" for what it cannot show
+            stream.reconfigure(errors="replace")
     try:
         code = app(list(arguments), prog_name="overflow-lab", standalone_mode=False)
         return code if isinstance(code, int) else DONE

@@ -1,7 +1,7 @@
 """The recording: a JSON Lines file, optionally gzipped, that a scan writes and that analysis and reports only read.
 
-One header, rows appended as they become known, one footer. A file without a footer is of a run that did not finish, and is
-readable up to its last whole row.
+One header, rows appended as they become known, one footer. A file without a footer is of a run that did not finish,
+and is readable up to its last whole row.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import IO, Any, TypeVar, cast
 
 from overflow_lab.errors import RecordingFormatError, UsageError
 from overflow_lab.recording.codec import decode
+from overflow_lab.recording.operation_rows import AttributionRow, EventRow, OperationRow
 from overflow_lab.recording.rows import (
     AnswerRow,
     BlindSpotRow,
@@ -42,7 +43,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording in memory: header, rows in the order of the file (rows of the same site merged), footer if there is one."""
+    """A recording in memory: header, rows in the order of the file (those of one site merged), footer if any."""
 
     header: Header
     rows: tuple[Row, ...] = ()
@@ -71,7 +72,8 @@ class Recording:
 def load(path: str | Path) -> Recording:
     """Read a recording.
 
-    Raises UsageError when there is no such file, RecordingFormatError when it is not a recording or is newer than this package.
+    Raises UsageError when there is no such file, RecordingFormatError when it is not a recording or is newer than
+    this package.
     """
     source = Path(path)
     lines = _lines(source)
@@ -82,7 +84,8 @@ def load(path: str | Path) -> Recording:
         )
     if header["format"] > FORMAT:
         raise RecordingFormatError(
-            f"{source.name} has format {header['format']}, this overflow-lab reads up to {FORMAT}; upgrade, or record again."
+            f"{source.name} has format {header['format']}, this overflow-lab reads up to {FORMAT}; "
+            "upgrade, or record again."
         )
     try:
         decoded = [row for line in lines if (row := decode(line)) is not None]
@@ -133,14 +136,17 @@ def _open(path: Path) -> IO[str]:
 __all__ = [
     "FORMAT",
     "AnswerRow",
+    "AttributionRow",
     "BlindSpotRow",
     "CastRow",
     "ErrorRow",
+    "EventRow",
     "FailureRow",
     "Footer",
     "Header",
     "ModuleRow",
     "Moment",
+    "OperationRow",
     "OutputRow",
     "PrecisionRow",
     "RangeRow",

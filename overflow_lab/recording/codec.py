@@ -1,4 +1,4 @@
-"""Rows to JSON and back. Non-finite numbers are written as the strings "nan", "inf" and "-inf", which every parser reads."""
+"""Rows to JSON and back. Non-finite numbers are the strings "nan", "inf" and "-inf", which every parser reads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from overflow_lab.ranges import Range
 from overflow_lab.recording.rows import ROW_TYPES, Footer, Header, Moment
 
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_FLOATS = frozenset({"error_squares", "reference_squares", "kl_sum", "sum", "sum_of_squares", "absmax", "energy_lost"})
+_FLOATS = frozenset(
+    "error_squares reference_squares kl_sum sum sum_of_squares absmax energy_lost value error error_in total share".split()
+)
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON-ready objects: dataclasses as dicts, non-finite floats as strings, None fields left out."""
+    """Return `value` JSON-ready: dataclasses as dicts, non-finite floats as strings, None fields left out."""
     if isinstance(value, Range):
         return plain(value.to_json())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -58,7 +60,9 @@ def _value(name: str, item: Any) -> Any:
         return Range.from_json({key: _number(key, number) for key, number in item.items()})
     if name == "first_bad":
         return Moment(**item)
-    if name in ("aliases", "kept", "shape", "precisions"):
+    if name == "margins":
+        return {int(exponent): count for exponent, count in item.items()}
+    if name in ("aliases", "kept", "shape", "precisions", "cause", "harmed", "absorbed"):
         return tuple(item)
     return _number(name, item)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from overflow_lab.ranges import Range
+from overflow_lab.recording.operation_rows import AttributionRow, EventRow, OperationRow
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class TensorRow:
 class CastRow:
     """What the cast to a precision did to a parameter, buffer or input that it changed for the worse.
 
-    `to_infinity`, `to_zero` and `to_subnormal` count elements that were finite, nonzero and normal before; `absmax` is the
-    largest finite magnitude before the cast, `energy_lost` the share of the sum of squares that became zero.
+    `to_infinity`, `to_zero` and `to_subnormal` count elements that were finite, nonzero and normal before; `absmax`
+    is the largest finite magnitude before the cast, `energy_lost` the share of the sum of squares that became zero.
     """
 
     kind: ClassVar[str] = "cast"
@@ -111,20 +113,15 @@ class RunRow:
 
     def __add__(self, other: RunRow) -> RunRow:
         """Return the row of both, as if recorded at once."""
-        return dataclasses.replace(
-            self,
-            batches=self.batches + other.batches,
-            inputs=self.inputs + other.inputs,
-            tokens=self.tokens + other.tokens,
-            seconds=self.seconds + other.seconds,
-        )
+        return dataclasses.replace(self, **_sums(self, other, "batches", "inputs", "tokens", "seconds"))
 
 
 @dataclass(frozen=True)
 class RangeRow:
     """The range at a module's port in one precision: `port` is like "output", "output['logits']" or "input[0]".
 
-    `order` is the clock at which the port was first seen; `calls` how often; `first_bad` the first moment with NaN or inf.
+    `order` is the clock at which the port was first seen; `calls` how often; `first_bad` the first moment with NaN or
+    inf.
     """
 
     kind: ClassVar[str] = "range"
@@ -184,23 +181,19 @@ class ErrorRow:
 
     def __add__(self, other: ErrorRow) -> ErrorRow:
         """Return the row of both, as if recorded at once."""
-        return dataclasses.replace(
-            self,
-            order=min(self.order, other.order),
-            compared=self.compared + other.compared,
-            nonfinite=self.nonfinite + other.nonfinite,
-            error_squares=self.error_squares + other.error_squares,
-            reference_squares=self.reference_squares + other.reference_squares,
-        )
+        sums = _sums(self, other, "compared", "nonfinite", "error_squares", "reference_squares")
+        return dataclasses.replace(self, order=min(self.order, other.order), **sums)
 
 
 @dataclass(frozen=True)
 class OutputRow:
     """One tensor of the model's own output in one precision against float32's, over all batches of the plain forward.
 
-    `port` is like "output['logits']". `decisions` counts what float32 decides there (the argmax of each row of logits, each
-    integer of an integer output), `changed` those that differ; `kl_sum` adds up the Kullback-Leibler divergences (nats)
-    of the softmaxed rows over the `kl_rows` rows that are finite in both.
+    `port` is like "output['logits']". `decisions` counts what float32 decides there (the argmax of each row of
+    logits, each integer of an integer output), `changed` those that differ; `kl_sum` adds up the Kullback-Leibler
+    divergences (nats) of the softmaxed rows over the `kl_rows` rows that are finite in both. `margins` maps
+    floor(log2(m)) to the number of changed decisions where float32 prefers its own choice by m times the root mean
+    square of its scores; an exact tie is -64.
     """
 
     kind: ClassVar[str] = "output"
@@ -214,6 +207,7 @@ class OutputRow:
     changed: int = 0
     kl_sum: float = 0.0
     kl_rows: int = 0
+    margins: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -227,16 +221,18 @@ class OutputRow:
 
     def __add__(self, other: OutputRow) -> OutputRow:
         """Return the row of both, as if recorded at once."""
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)[2:]}
-        return dataclasses.replace(self, **sums)
+        sums = _sums(self, other, *(f.name for f in dataclasses.fields(self)[2:] if f.name != "margins"))
+        return dataclasses.replace(self, margins=Counter(self.margins) + Counter(other.margins), **sums)
 
 
 @dataclass(frozen=True)
 class AnswerRow:
     """What `generate` answered for one input, beside float32's answer.
 
-    `strategy` is "greedy" or "beam"; `status` "same", "changed" or "failed"; `first_difference` the index of the first
-    generated token that differs; `tokens` and `reference_tokens` the lengths without padding. Texts are stored on request only.
+    `strategy` is "greedy" or "beam"; `status` "same", "changed" or "failed"; `first_difference` the index of the
+    first generated token that differs; `tokens` and `reference_tokens` the lengths without padding. `margin` says by
+    how much float32 prefers its own answer, in units of the root mean square of its scores: at that token in a greedy
+    answer, over the whole in a beam search; None where it is unknown. Texts are stored on request only.
     """
 
     kind: ClassVar[str] = "answer"
@@ -252,6 +248,7 @@ class AnswerRow:
     prompt: str | None = None
     text: str | None = None
     reference_text: str | None = None
+    margin: float | None = None
 
 
 @dataclass(frozen=True)
@@ -288,24 +285,12 @@ Row = (
     | OutputRow
     | AnswerRow
     | FailureRow
+    | OperationRow
+    | EventRow
+    | AttributionRow
     | BlindSpotRow
 )
-ROW_TYPES: Mapping[str, type[Any]] = {
-    cls.kind: cls
-    for cls in (
-        ModuleRow,
-        TensorRow,
-        CastRow,
-        PrecisionRow,
-        RunRow,
-        RangeRow,
-        ErrorRow,
-        OutputRow,
-        AnswerRow,
-        FailureRow,
-        BlindSpotRow,
-    )
-}
+ROW_TYPES: Mapping[str, type[Any]] = {cls.kind: cls for cls in get_args(Row)}
 
 
 @dataclass(frozen=True)
@@ -328,6 +313,11 @@ class Footer:
     status: str
     error: str | None = None
     seconds: float = 0.0
+
+
+def _sums(a: Any, b: Any, *names: str) -> dict[str, Any]:
+    """Return the sums of the fields of these names."""
+    return {name: getattr(a, name) + getattr(b, name) for name in names}
 
 
 def _relative(error_squares: float, reference_squares: float) -> float:

@@ -19,8 +19,8 @@ _LONE = "backslashreplace"
 class Writer:
     """Appends rows to a file (gzipped where its name ends in .gz), or keeps them in memory where `path` is None.
 
-    Use it as a context manager: leaving it writes the footer, with what ended the scan. Each row is flushed; a disk that
-    is full raises OverflowLabError, and the rows stay in memory.
+    Use it as a context manager: leaving it writes the footer, with what ended the scan. Each row is flushed; a disk
+    that is full raises OverflowLabError, and the rows stay in memory.
     """
 
     def __init__(self, path: Path | None, header: Header) -> None:

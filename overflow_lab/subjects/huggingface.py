@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,13 @@ from overflow_lab.subjects.checkpoint import (
     check_weights,
     read_config,
 )
+from overflow_lab.subjects.generation import generation_of
 from overflow_lab.subjects.inputs import Tools, inputs_for
 from overflow_lab.subjects.media import NO_PILLOW
 from overflow_lab.subjects.options import SubjectOptions
 from overflow_lab.subjects.quiet import quiet_loading
-from overflow_lab.subjects.shape import Shape, decoder_positions, is_encoder_decoder, shape_of
-from overflow_lab.subjects.subject import Generation, Subject
+from overflow_lab.subjects.shape import Shape, shape_of
+from overflow_lab.subjects.subject import Subject
 from overflow_lab.subjects.tasks import Choice, choose
 from overflow_lab.subjects.tensors import parameter_count, stored_dtype, usable_device
 
@@ -84,7 +84,9 @@ def _subject(source: Source, title: str, kind: str, texts: Sequence[str] | None)
         kind=kind,
         load=checkpoint,
         batches=inputs.batches,
-        generation=_generation(model, shape, tools, options) if answers and shape.modalities else None,
+        generation=generation_of(model, options, tokenizer=tools.tokenizer, padding=shape.padding)
+        if answers and shape.modalities
+        else None,
         loader_casts=bool(loader_reasons(model)),
         facts={key: value for key, value in facts.items() if value is not None},
         notes=tuple(note for note in (choice.note, *checkpoint.notes, *notes, *inputs.notes) if note),
@@ -185,37 +187,3 @@ def _prepare(tokenizer: Any, shape: Shape) -> None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     if shape.pads_left:
         tokenizer.padding_side = "left"
-
-
-@dataclass(frozen=True)
-class Decode:
-    """Turns generated token ids into text by the tokenizer, without special tokens."""
-
-    tokenizer: Any
-
-    def __call__(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-def _generation(model: Any, shape: Shape, tools: Tools, options: SubjectOptions) -> Generation:
-    config, settings = model.config, model.generation_config
-    two_sided = is_encoder_decoder(config)
-    ends = settings.eos_token_id if settings.eos_token_id is not None else getattr(config, "eos_token_id", None)
-    ends = tuple(ends) if isinstance(ends, list | tuple) else (() if ends is None else (int(ends),))
-    # Without one of its own, a model's `generate` pads with the end.
-    padding = shape.padding if shape.padding is not None else next(iter(ends), None)
-    if padding is None:
-        padding = getattr(tools.tokenizer, "pad_token_id", None)
-    tokens = options.max_new_tokens
-    limit = decoder_positions(config) if two_sided else None
-    if limit is not None:
-        tokens = max(1, min(tokens, limit - 8))  # the decoder starts with some tokens of its own
-    common: dict[str, Any] = {"do_sample": False, "max_new_tokens": tokens}
-    if padding is not None:
-        common["pad_token_id"] = padding
-    strategies = {"greedy": {"num_beams": 1, **common}}
-    if options.num_beams > 1:
-        strategies["beam"] = {"num_beams": options.num_beams, **common}
-    decode: Callable[[Sequence[int]], str] | None = Decode(tools.tokenizer) if tools.tokenizer is not None else None
-    return Generation(strategies, decode=decode, encoder_decoder=two_sided, padding=padding, ends=ends)

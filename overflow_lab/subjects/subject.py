@@ -31,7 +31,8 @@ class Generation:
     """How a generative subject is asked to answer.
 
     `strategies` names the searches ("greedy", "beam"); `settings` are passed to `generate` for each (num_beams,
-    max_new_tokens, ...); `decode` turns generated token ids into text; `encoder_decoder` tells seq2seq models apart.
+    max_new_tokens, ...); `decode` turns generated token ids into text; `encoder_decoder` tells seq2seq models apart,
+    whose answers begin with the token `start`.
     """
 
     strategies: Mapping[str, Mapping[str, Any]]
@@ -39,15 +40,17 @@ class Generation:
     encoder_decoder: bool = False
     padding: int | None = None
     ends: tuple[int, ...] = ()
+    start: int | None = None
 
 
 @dataclass(frozen=True)
 class Subject:
     """What is scanned.
 
-    `load(dtype)` returns the model in the state in which the user has it: `load(None)` in the precision it comes in, cast to
-    float32; `load(torch.float16)` as its own loader casts it. Subjects that are a module in memory return copies, so the
-    user's module is never touched. `loader_casts` says that the loader's cast may differ from `.to(dtype)`.
+    `load(dtype)` returns the model in the state in which the user has it: `load(None)` in the precision it comes in,
+    cast to float32; `load(torch.float16)` as its own loader casts it. Subjects that are a module in memory return
+    copies, so the user's module is never touched. `loader_casts` says that the loader's cast may differ from
+    `.to(dtype)`.
     """
 
     name: str

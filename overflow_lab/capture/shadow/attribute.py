@@ -1,0 +1,133 @@
+"""Which operation's rounding makes most of the output's error: found by replaying, not by correlation.
+
+Let the shadows follow the program up to an operation, and go on in float32 from there: what then differs at the output is
+what the operations up to there caused. That error grows along the program from nothing to the whole; where it passes
+a third of the whole is the operation to blame, found by bisection: the first of what may be several. (Casts of weights, buffers and inputs come before all
+operations, and are told apart one by one.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from overflow_lab.capture.precisions import Prepared
+from overflow_lab.capture.shadow.dispatch import ShadowMode
+from overflow_lab.capture.shadow.program import ProgramLog
+from overflow_lab.capture.shadow.run import CAST, Call, ShadowRun, input_seeds, run, seeds
+from overflow_lab.capture.shadow.sites import SiteKey
+
+Outputs = dict[str, torch.Tensor]
+Metric = Callable[[Outputs, Outputs], float]
+
+_PART = 1 / 3
+_MOST_RUNS = 64
+
+
+def relative(got: Outputs, wanted: Outputs) -> float:
+    """Return the largest relative error of any output tensor; inf where one is not finite."""
+    return max((_ratio(got[name], wanted[name], 0.0) for name in wanted if name in got), default=0.0)
+
+
+def centered(got: Outputs, wanted: Outputs) -> float:
+    """Return the largest error of any output relative to its spread around its mean: what sets its elements apart."""
+    return max((_ratio(got[n], wanted[n], None) for n in wanted if n in got and wanted[n].numel() > 1), default=0.0)
+
+
+def _ratio(got: torch.Tensor, wanted: torch.Tensor, centre: float | None) -> float:
+    a, b = got.double(), wanted.double()
+    kept = torch.isfinite(b)
+    if not bool(torch.isfinite(a[kept]).all()):
+        return math.inf
+    a, b = a[kept], b[kept]
+    if not b.numel():
+        return 0.0
+    scale = float((b - (b.mean() if centre is None else centre)).square().sum())
+    error = float((a - b).square().sum())
+    return math.sqrt(error / scale) if scale > 0 else 0.0 if error == 0 else math.inf
+
+
+@dataclass
+class Blame:
+    """The operation to blame, the whole error, the share it adds, and how many runs it took to find."""
+
+    key: SiteKey
+    total: float
+    share: float
+    runs: int
+    detail: str = ""
+
+
+@dataclass
+class Attribution:
+    """Attributes one precision's output error on one call, by the metric."""
+
+    prepared: Prepared
+    original: nn.Module
+    call: Call
+    baseline: ProgramLog
+    full: ShadowRun
+    metric: Metric
+    runs: int = 0
+    _errors: dict[int, float] = field(default_factory=dict)
+    _at: dict[int, SiteKey] = field(default_factory=dict)
+
+    def find(self) -> Blame | None:
+        """Return the operation at which the error passes a third of the whole; None where there is no error."""
+        last = self.full.mode.clock
+        total = self._error(last)
+        if not total > 0:
+            return None
+        wanted = _PART * total if math.isfinite(total) else math.inf
+        if self._error(0) >= wanted:
+            return self._cast(total, wanted)
+        low, high = 0, last
+        while high - low > 1 and self.runs < _MOST_RUNS:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._error(middle) >= wanted else (middle, high)
+        return Blame(self.full.mode.at(high), total, _share(self._error(high), self._error(low), total), self.runs)
+
+    def _error(self, clock: int) -> float:
+        """Return the output's error where the shadows follow the program up to `clock` and are exact from there."""
+        found = self._errors.get(clock)
+        if found is None:
+            self.runs += 1
+            mode = ShadowMode(baseline=self.baseline, sync_until=clock)
+            made = run(mode, self.prepared, self.original, self.call)
+            found = self._errors[clock] = self.metric(made.shadows, self.full.shadows)
+            mode.shadows.close()
+        return found
+
+    def _cast(self, total: float, wanted: float) -> Blame | None:
+        """Return the cast that makes most of the error: by halving the set of tensors that are taken as cast."""
+        named = {f"#{i}": value for i, value in enumerate(self.call[1])}
+        inputs = {**dict(self.call[0]), **named}
+        planted = [*seeds(self.prepared.model, self.original), *input_seeds(self.prepared.inputs(inputs), inputs)]
+        names = [seed[1] for seed in planted if seed[3].dtype != seed[4].dtype]
+        while len(names) > 1 and self.runs < _MOST_RUNS:
+            halves = names[: len(names) // 2], names[len(names) // 2 :]
+            names = max(halves, key=self._with_cast)
+        if not names:
+            return None
+        number, seed = next((i, s) for i, s in enumerate(planted) if s[1] == names[0])
+        share = self._with_cast(names) / total if math.isfinite(total) else 1.0
+        return Blame((seed[2], CAST, -1 - number), total, share, self.runs, detail=seed[1])
+
+    def _with_cast(self, names: Sequence[str]) -> float:
+        """Return the output's error where only these tensors are taken as cast."""
+        self.runs += 1
+        mode = ShadowMode(baseline=self.baseline, sync_until=-1)
+        made = run(mode, self.prepared, self.original, self.call, synced=frozenset(names))
+        mode.shadows.close()
+        return self.metric(made.shadows, self.full.shadows)
+
+
+def _share(after: float, before: float, total: float) -> float:
+    """Return the part of the whole error that one operation adds."""
+    if not math.isfinite(after) or not math.isfinite(total):
+        return 1.0
+    return max(0.0, (after - before) / total)

@@ -1,0 +1,384 @@
+"""The shadow run: the real low-precision program, with each operation replayed on the shadows and compared."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from overflow_lab.capture.shadow import judge, operations
+from overflow_lab.capture.shadow.program import ProgramLog
+from overflow_lab.capture.shadow.shadows import Shadows, has_shadow, wide
+from overflow_lab.capture.shadow.sites import Event, Ordinals, Site, SiteKey, source_line
+from overflow_lab.errors import one_line
+
+# Results that are remembered to trace a flipped decision back to the operation that made the tie.
+_REMEMBERED = 32
+
+
+@dataclass
+class Step:
+    """One operation as it is about to run, with what is known of its operands."""
+
+    op: Any
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    reads: list[torch.Tensor]
+    writes: list[torch.Tensor]
+    key: SiteKey
+    bad: set[int]
+    flush: set[SiteKey]
+    error: float
+    scalars: tuple[float, ...]
+    before: list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class ShadowMode(TorchDispatchMode):
+    """Runs a program under a dispatch mode, with shadows beside its tensors; `path` gives the running module.
+
+    With `sync_until` the shadows follow the program up to that operation (they are its own values) and go on in float32 from
+    there: what reaches the output is then the error that the operations up to there caused. Nothing of the program's is
+    changed, but where an operation has no kernel for its dtypes: that one is done in float32, and an event says so.
+    """
+
+    def __init__(self, *, baseline: ProgramLog | None = None, sync_until: int | None = None) -> None:
+        super().__init__()
+        self.shadows = Shadows()
+        self.baseline = baseline
+        self.path: Callable[[], str] = str
+        self.ordinals = Ordinals()
+        self.sync_until = -1 if sync_until is None else sync_until
+        self.records = sync_until is None
+        self.clock = 0
+        self.call = 0
+        self.sites: dict[SiteKey, Site] = {}
+        self.events: dict[tuple[str, SiteKey], Event] = {}
+        self.scalars: dict[SiteKey, tuple[float, ...]] = {}
+        self.unreplayed: set[str] = set()
+        self._keys: list[SiteKey] = []
+        self.recent: deque[tuple[int, SiteKey]] = deque(maxlen=64)
+        self._numbers: dict[int, Event] = {}
+        self._makers: OrderedDict[int, Step] = OrderedDict()
+
+    # ---- one operation ----
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if op.is_view:
+            return op(*args, **kwargs)
+        self.clock += 1
+        written = operations.written(op, args, kwargs)
+        step = self._prepare(op, args, kwargs, [t for t in written if has_shadow(t)])
+        if len(step.writes) < len(written):  # it writes integers: to replay it would write them twice
+            result = self._execute(step)
+            self._sync(step, result)
+            return result
+        if self.clock <= self.sync_until:
+            result = self._execute(step)
+            self._sync(step, result)
+            return result
+        high = operations.as_shadow((args, kwargs), self.shadows.of)
+        result = self._execute(step)
+        if not step.reads and not any(has_shadow(t) for t in operations.tensors_in(result)):
+            return result
+        if operations.is_unset(step.name) or operations.is_random(op):
+            self._sync(step, result)
+            return result
+        self._follow(step, result, high)
+        return result
+
+    def _prepare(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writes: list[torch.Tensor]) -> Step:
+        name = operations.name_of(op)
+        module = self.path()
+        key = (module, name, self.ordinals.next(name))
+        self.recent.append((self.clock, key))
+        self._keys.append(key)
+        reads = [t for t in operations.tensors_in((args, kwargs)) if has_shadow(t)]
+        if name in ("aten.copy_", "aten.fill_", "aten.zero_"):
+            reads = [t for t in reads if all(t is not w for w in writes)]
+        bad, flush, error = set[int](), set[SiteKey](), 0.0
+        for tensor in reads:
+            memory = self.shadows.known(tensor)
+            if memory is None:
+                continue
+            error = max(error, memory.error)
+            if memory.marks.get("bad") and judge.any_new(tensor, self.shadows.of(tensor)):
+                bad |= memory.marks["bad"]
+            flush |= memory.marks.get("flush", set())  # type: ignore[arg-type]
+        scalars = operations.scalars_in(args, kwargs)
+        self.scalars.setdefault(key, scalars)
+        before = [(t.clone(), self.shadows.of(t).clone()) for t in writes if any(t is r for r in reads)]
+        return Step(op, name, args, kwargs, reads, writes, key, bad, flush, error, scalars, before)
+
+    def _execute(self, step: Step) -> Any:
+        """Run the program's operation; where it has no kernel for these dtypes, in float32, and write that down."""
+        try:
+            return step.op(*step.args, **step.kwargs)
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) or not any(t.dtype in judge.LOW for t in step.reads):
+                raise
+            try:
+                result = self._in_float32(step)
+            except Exception:
+                raise error from None  # it fails in float32 too: the model's own doing
+            event = self._event("unsupported", step)
+            event.detail, event.reaches_output = one_line(error), True
+            return result
+
+    def _in_float32(self, step: Step) -> Any:
+        low = next((t.dtype for t in step.reads if t.dtype in judge.LOW), torch.float32)
+
+        def up(item: Any) -> Any:
+            if isinstance(item, torch.Tensor) and has_shadow(item):
+                return item.to(wide(item.dtype))
+            return wide(item) if isinstance(item, torch.dtype) and item in judge.LOW else item
+
+        args, kwargs = tree_map(up, (step.args, step.kwargs))
+        made = step.op(*args, **kwargs)
+        for written, copy in zip(step.writes, operations.written(step.op, args, kwargs), strict=False):
+            written.copy_(copy)
+        if step.writes:
+            return step.writes[0] if len(step.writes) == 1 else tuple(step.writes)
+        return tree_map(lambda t: t.to(low) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t, made)
+
+    # ---- the shadow's side ----
+
+    def _sync(self, step: Step, result: Any) -> None:
+        for tensor in (*step.writes, *operations.tensors_in(result)):
+            if has_shadow(tensor):
+                memory = self.shadows.sync(tensor)
+                memory.marks.clear()
+
+    def _follow(self, step: Step, result: Any, high: tuple[Any, Any]) -> None:
+        """Replay on the shadows, compare, and write down what is to be seen."""
+        try:
+            made = operations.replay(step.op, step.name, high[0], high[1], result)
+        except Exception as error:
+            self.unreplayed.add(f"{step.name}: {one_line(error, limit=120)}")
+            self._sync(step, result)
+            return
+        made = self._unclamped(step, made)
+        known = {self.shadows.of(t).untyped_storage()._cdata for t in step.reads}
+        own = {t.untyped_storage()._cdata for t in (*step.reads, *step.writes)}
+        for tensor in step.writes if self.records else ():
+            self.look(step, tensor)
+        for _, low, value in operations.pairs(result, made):
+            if low.untyped_storage()._cdata in own:
+                continue
+            fresh = value.to(wide(low.dtype))
+            if fresh.untyped_storage()._cdata in known:
+                fresh = fresh.clone()
+            if fresh.shape != low.shape:
+                self.shadows.sync(low)
+                continue
+            self.shadows.give(low, fresh)
+            if self.records:
+                self.look(step, low)
+        if self.records:
+            self._decisions(step, result)
+
+    def _unclamped(self, step: Step, made: Any) -> Any:
+        """Undo, in the shadow, a clamp that float32's program does not have: the model puts it in for half precision alone."""
+        if step.name not in operations.CLAMPS or self.baseline is None or step.key in self.baseline.scalars:
+            return made
+        return self.shadows.of(step.reads[0]).clone() if step.reads and not step.writes else made
+
+    def look(self, step: Step, low: torch.Tensor, *, detail: str = "") -> None:
+        """Compare one result with its shadow, and write down what is to be seen; `detail` names a tensor that was cast."""
+        shadow = self.shadows.of(low)
+        found = judge.compare(low, shadow)
+        memory = self.shadows.memory(low)
+        memory.error = found.error
+        site = self._site(step, low)
+        site.calls += 1
+        site.elements += low.numel()
+        site.nonfinite += found.nonfinite
+        site.absmax = max(site.absmax, found.absmax)
+        site.flushed += found.flushed
+        if found.error >= site.error:
+            site.error, site.error_in = found.error, step.error
+        self._remember(step, low)
+        self._marks(step, low, found)
+        if detail and ("bad", step.key) in self.events:
+            self.events["bad", step.key].detail = detail
+        site.detail = detail
+
+    def _marks(self, step: Step, low: torch.Tensor, found: judge.Comparison) -> None:
+        memory = self.shadows.memory(low)
+        if not step.writes:
+            memory.marks.clear()
+        if found.new is not None:
+            numbers = step.bad or {self._origin(step, low, found.new)}
+            memory.marks.setdefault("bad", set()).update(numbers)
+        elif step.bad:
+            self._consumed(step, low)
+        if found.nonfinite and not step.bad:
+            self._fresh(step, low)
+        if found.flushed:
+            tiny = torch.finfo(low.dtype).smallest_normal
+            site = self.sites[step.key]
+            site.constant_flushed = site.constant_flushed or any(0 < abs(s) < tiny for s in step.scalars)
+            memory.marks.setdefault("flush", set()).update(step.flush or {step.key})  # type: ignore[arg-type]
+        elif step.flush and judge.any_zeroed(low, self.shadows.of(low)):
+            memory.marks.setdefault("flush", set()).update(step.flush)  # type: ignore[arg-type]
+
+    def _origin(self, step: Step, low: torch.Tensor, new: torch.Tensor) -> int:
+        """Write down that bad values were made out of good ones; return the event's number."""
+        event = self._event("bad", step)
+        number = id(event)
+        self._numbers[number] = event
+        event.inf += int((torch.isinf(low) & new).sum())
+        event.nan += int((torch.isnan(low) & new).sum())
+        event.elements += low.numel()
+        peak = float(torch.where(new, self.shadows.of(low), 0).abs().max())
+        event.value = max(event.value or 0.0, peak)
+        before = step.before or [(t, self.shadows.of(t)) for t in step.reads]
+        event.zero_operand = event.zero_operand or any(judge.any_zeroed(a, b) for a, b in before if a.dtype in judge.LOW + (torch.float32,))
+        if event.zero_operand and step.flush:
+            event.cause = max((key for key in step.flush if key in self.sites), key=lambda key: self.sites[key].flushed_share, default=None)
+        return number
+
+    def _fresh(self, step: Step, low: torch.Tensor) -> None:
+        """Write down a bad value that no operand had, whatever the shadow says; float32's own program is the judge of it."""
+        if operations.nonfinite_scalars(step.scalars):
+            return
+        operands = [t for t in step.reads if all(t is not w for w in step.writes)] + [a for a, _ in step.before]
+        had_bad = any(not bool(torch.isfinite(t).all()) for t in operands)
+        had_nan = had_bad and any(bool(torch.isnan(t).any()) for t in operands)
+        if not had_bad or (not had_nan and bool(torch.isnan(low).any())):
+            event = self._event("fresh", step)
+            event.nan += int(torch.isnan(low).sum())
+            event.inf += int(torch.isinf(low).sum())
+            event.elements += low.numel()
+
+    def _consumed(self, step: Step, low: torch.Tensor) -> None:
+        """A bad operand, a finite result: wrong, or as right as if the operand had been good?"""
+        wrong = judge.any_wrong(low, self.shadows.of(low), self._tainted(step, low))
+        for number in step.bad:
+            event = self._numbers[number]
+            if wrong:
+                event.harmed = event.harmed or step.key
+            else:
+                event.absorbed = event.absorbed or step.key
+
+    def _tainted(self, step: Step, low: torch.Tensor) -> torch.Tensor | None:
+        """Return which elements of a pointwise result came of bad ones; None for other operations."""
+        if torch.Tag.pointwise not in step.op.tags:
+            return None
+        mask = torch.zeros_like(low, dtype=torch.bool)
+        for tensor, high in step.before or [(t, self.shadows.of(t)) for t in step.reads]:
+            new = ~torch.isfinite(tensor) & torch.isfinite(high)
+            try:
+                mask = mask | new
+            except RuntimeError:  # shapes that this operation lines up in its own way
+                return None
+        return mask if mask.shape == low.shape else None
+
+    def _decisions(self, step: Step, result: Any) -> None:
+        """Compare what is decided from scores with what the shadow would decide."""
+        if step.bad and not any(has_shadow(t) for t in operations.tensors_in(result)):
+            own = operations.as_shadow((step.args, step.kwargs), self.shadows.of)
+            other = step.op(*own[0], **own[1])
+            pairs = zip(operations.tensors_in(result), operations.tensors_in(other), strict=False)
+            if any(not torch.equal(a, b) for a, b in pairs):
+                for number in step.bad:
+                    self._numbers[number].harmed = self._numbers[number].harmed or step.key
+        if step.name in operations.DECIDING and step.reads:
+            self.flipped(step.reads[0], "flip", step, lowest=step.name in operations.LOWEST)
+
+    # ---- bookkeeping ----
+
+    def flipped(self, scores: torch.Tensor, what: str, step: Step | None = None, *, lowest: bool = False) -> Event | None:
+        """Compare the best of each row of scores with the shadow's; an event at the operation that made them alike."""
+        changed, rows = _changed(scores, self.shadows.of(scores), lowest)
+        if not changed:
+            return None
+        where = self._tie_maker(scores, lowest) or step
+        if where is None:
+            return None
+        event = self._event(what, where)
+        event.inf, event.elements = event.inf + changed, event.elements + rows
+        return event
+
+    def _tie_maker(self, scores: torch.Tensor, lowest: bool) -> Step | None:
+        """Walk back from scores whose best flipped to the operation before which it had not.
+
+        Only through operations that keep the order of float32's own scores: another order is another decision.
+        """
+        step = self._makers.get(scores.untyped_storage()._cdata)
+        while step is not None:
+            best = _best(self.shadows.of(scores), lowest)
+            alike = [t for t in step.reads if t.shape == scores.shape and torch.equal(_best(self.shadows.of(t), lowest), best)]
+            before = next((t for t in alike if _changed(t, self.shadows.of(t), lowest)[0]), None)
+            earlier = None if before is None else self._makers.get(before.untyped_storage()._cdata)
+            if before is None or earlier is None or earlier is step:
+                return step
+            step, scores = earlier, before
+        return None
+
+    def _remember(self, step: Step, low: torch.Tensor) -> None:
+        key = low.untyped_storage()._cdata
+        self._makers[key] = step
+        self._makers.move_to_end(key)
+        while len(self._makers) > _REMEMBERED:
+            self._makers.popitem(last=False)
+
+    def _site(self, step: Step, low: torch.Tensor) -> Site:
+        found = self.sites.get(step.key)
+        if found is None:
+            dtype = str(low.dtype).removeprefix("torch.")
+            found = self.sites[step.key] = Site(*step.key, order=self.clock, dtype=dtype)
+        return found
+
+    def _event(self, what: str, step: Step) -> Event:
+        found = self.events.get((what, step.key))
+        if found is None:
+            dtype = next((str(t.dtype).removeprefix("torch.") for t in (*step.writes, *step.reads)), "")
+            found = Event(what, *step.key, clock=self.clock, call=self.call, dtype=dtype, source=source_line(), scalars=step.scalars)
+            self.events[what, step.key] = found
+        return found
+
+    def at(self, clock: int) -> SiteKey:
+        """Return the site of the operation at a clock."""
+        return self._keys[clock - 1]
+
+    def refused(self, function: str, error: Exception, since: int) -> None:
+        """Write down a function that refused its dtypes before it dispatched anything, and was repeated in float32.
+
+        It is named by the one operation that the repetition dispatched; where there were several, by its own name.
+        """
+        done = [key for clock, key in self.recent if clock > since and key[1] != "aten._to_copy"]
+        name = done[0][1] if len(done) == 1 else function if function == "numpy" else f"aten.{function.strip('_')}"
+        key = (self.path(), name, 0)
+        event = Event("unsupported", *key, clock=self.clock, call=self.call, source=source_line(), detail=one_line(error))
+        event.reaches_output = True
+        self.events.setdefault(("unsupported", key), event)
+
+    def reached(self, outputs: list[torch.Tensor]) -> None:
+        """Say which tensors are the program's output: bad values in them have done harm."""
+        for tensor in outputs:
+            if not has_shadow(tensor):
+                continue
+            memory = self.shadows.known(tensor)
+            numbers = memory.marks.get("bad", set()) if memory else set()
+            if numbers and judge.any_new(tensor, self.shadows.of(tensor)):
+                for number in numbers:
+                    self._numbers[number].reaches_output = True
+
+
+def _best(scores: torch.Tensor, lowest: bool) -> torch.Tensor:
+    return scores.argmin(-1) if lowest else scores.argmax(-1)
+
+
+def _changed(scores: torch.Tensor, high: torch.Tensor, lowest: bool) -> tuple[int, int]:
+    """Return how many rows have another best element than in the shadow, and how many rows there are."""
+    if scores.ndim == 0 or scores.numel() == 0 or scores.shape[-1] < 2 or scores.is_complex():
+        return 0, 0
+    differ = _best(scores, lowest) != _best(high, lowest)
+    return int(differ.sum()), differ.numel()

@@ -1,0 +1,85 @@
+"""Compares a result with its shadow: error, bad values, flushed values, wrong values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+# A finite value that came of a bad one is wrong when it is off by more than this share of its own shadow, plus this share
+# of the root mean square of the shadow around it: far above any rounding, and below what a clamp or a silent zero does.
+_OFF, _OFF_RMS = 0.1, 0.05
+LOW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a result stands to its shadow; `new` masks elements that are bad though their shadow is finite (None: none)."""
+
+    error: float
+    absmax: float
+    flushed: int = 0
+    nonfinite: int = 0
+    new: torch.Tensor | None = None
+
+
+def compare(low: torch.Tensor, shadow: torch.Tensor) -> Comparison:
+    """Return how `low` (any floating dtype) stands to its float32 or float64 shadow of the same shape."""
+    if low.numel() == 0:
+        return Comparison(0.0, 0.0)
+    if low.is_complex():
+        low, shadow = torch.view_as_real(low.resolve_conj()), torch.view_as_real(shadow.resolve_conj())
+    value = low.to(shadow.dtype)
+    difference = value - shadow
+    sums = [difference.square().sum(), shadow.square().sum(), shadow.abs().amax()]
+    if low.dtype in LOW:
+        sums.append(((value == 0) & (shadow != 0)).sum().to(shadow.dtype))
+    error, scale, absmax, *zeroed = torch.stack(sums).tolist()
+    if not (math.isfinite(error) and math.isfinite(scale)):
+        return _careful(value, shadow, low.dtype)
+    flushed = _flushed(value, shadow, low.dtype) if zeroed and zeroed[0] else 0
+    return Comparison(_ratio(error, scale), absmax, flushed)
+
+
+def _careful(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> Comparison:
+    """Compare where something is not finite, or too large to be squared in float32."""
+    bad, meant = ~torch.isfinite(value), torch.isfinite(shadow)
+    new = bad & meant
+    kept = meant & ~bad
+    a, b = torch.where(kept, value, 0).double(), torch.where(kept, shadow, 0).double()
+    error = _ratio(float((a - b).square().sum()), float(b.square().sum()))
+    absmax = float(torch.where(meant, shadow, 0).abs().amax())
+    flushed = _flushed(a, b, dtype) if dtype in LOW else 0
+    return Comparison(error, absmax, flushed, int(bad.sum()), new if bool(new.any()) else None)
+
+
+def _flushed(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> int:
+    return int(((value == 0) & (shadow != 0) & (shadow.abs() < torch.finfo(dtype).smallest_normal)).sum())
+
+
+def _ratio(error: float, scale: float) -> float:
+    return math.sqrt(error / scale) if scale > 0 else 0.0 if error == 0 else math.inf
+
+
+def any_new(low: torch.Tensor, shadow: torch.Tensor) -> bool:
+    """Return whether an element is bad whose shadow is finite."""
+    return bool((~torch.isfinite(low) & torch.isfinite(shadow)).any())
+
+
+def any_zeroed(low: torch.Tensor, shadow: torch.Tensor) -> bool:
+    """Return whether an element is zero whose shadow is not."""
+    return bool(((low == 0) & (shadow != 0) & torch.isfinite(shadow)).any())
+
+
+def any_wrong(low: torch.Tensor, shadow: torch.Tensor, tainted: torch.Tensor | None = None) -> bool:
+    """Return whether a finite element is far from its shadow; judged one by one, since a few vanish in any norm.
+
+    Where it is known which elements are `tainted`, only they are judged, each against itself.
+    """
+    kept = torch.isfinite(low) & torch.isfinite(shadow)
+    if tainted is not None:
+        kept &= tainted
+    a, b = torch.where(kept, low.to(shadow.dtype), 0), torch.where(kept, shadow, 0)
+    room = _OFF_RMS * b.double().square().mean().sqrt() if tainted is None else torch.finfo(low.dtype).smallest_normal
+    return bool(((a - b).abs() > _OFF * b.abs() + room).any())

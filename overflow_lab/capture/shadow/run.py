@@ -1,0 +1,100 @@
+"""Runs a prepared low-precision model with its shadow: weights, buffers and inputs begin with their uncast values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from overflow_lab.capture.containers import tensors
+from overflow_lab.capture.module_path import ModulePath
+from overflow_lab.capture.precisions import Prepared
+from overflow_lab.capture.randomness import reseed
+from overflow_lab.capture.shadow.dispatch import ShadowMode, Step
+from overflow_lab.capture.shadow.functions import Refusals
+from overflow_lab.capture.shadow.program import ProgramLog
+from overflow_lab.capture.shadow.shadows import has_shadow, wide
+
+CAST = "aten._to_copy"
+Call = tuple[Mapping[str, Any], tuple[Any, ...]]
+Seed = tuple[str, str, str, torch.Tensor, torch.Tensor]  # role, name, module, the program's tensor, its uncast value
+
+
+@dataclass
+class ShadowRun:
+    """What a shadow run gave: the mode with its sites and events, the program's output, the shadows of its tensors."""
+
+    mode: ShadowMode
+    output: Any
+    shadows: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def seeds(low: nn.Module, original: nn.Module) -> Iterator[Seed]:
+    """Yield each parameter and buffer of the low-precision model with its uncast value."""
+    for role, mine, theirs in (
+        ("parameter", low.named_parameters(), dict(original.named_parameters())),
+        ("buffer", low.named_buffers(), dict(original.named_buffers())),
+    ):
+        for name, tensor in mine:
+            value = theirs.get(name)
+            if value is not None and value.shape == tensor.shape and has_shadow(tensor) and has_shadow(value):
+                yield role, name, name.rpartition(".")[0], tensor.detach(), value.detach()
+
+
+def input_seeds(low: Mapping[str, Any], original: Mapping[str, Any]) -> Iterator[Seed]:
+    """Yield each floating input with its uncast value."""
+    values = dict(tensors(dict(original), "input"))
+    for name, tensor in tensors(dict(low), "input"):
+        value = values.get(name)
+        if value is not None and value.shape == tensor.shape and has_shadow(tensor) and value.is_floating_point():
+            yield "input", name, "", tensor, value
+
+
+def run(
+    mode: ShadowMode, prepared: Prepared, original: nn.Module, call: Call, *, synced: frozenset[str] = frozenset()
+) -> ShadowRun:
+    """Call the prepared model under `mode` on a call's uncast inputs.
+
+    The names in `synced` (of parameters, buffers, inputs) begin with the program's own value as shadow, which makes what
+    the cast lost a part of the shadow.
+    """
+    inputs, positional = call
+    low_inputs, low_positional = prepared.inputs(dict(inputs)), prepared.inputs(tuple(positional))
+    named = {**low_inputs, **{f"#{i}": value for i, value in enumerate(low_positional)}}
+    values = {**dict(inputs), **{f"#{i}": value for i, value in enumerate(positional)}}
+    path = ModulePath(prepared.model, lambda *_: mode.ordinals.enter(), lambda *_: mode.ordinals.leave())
+    mode.path = lambda: path.current
+    for number, seed in enumerate([*seeds(prepared.model, original), *input_seeds(named, values)]):
+        plant(mode, number, seed, synced=seed[1] in synced or mode.sync_until >= 0)
+    reseed()
+    with path, prepared.context(), Refusals(mode.refused, lambda: mode.clock), mode:
+        output = prepared.model(*low_positional, **low_inputs)
+    found = tensors(output, "output", caches=False)
+    mode.reached([tensor for _, tensor in found])
+    return ShadowRun(mode, output, {name: mode.shadows.of(t).clone() for name, t in found if has_shadow(t)})
+
+
+def plant(mode: ShadowMode, number: int, seed: Seed, *, synced: bool) -> None:
+    """Give one tensor its uncast value as shadow, and look at what the cast did to it as at an operation."""
+    _, name, module, low, value = seed
+    if synced or low.dtype == value.dtype:
+        mode.shadows.sync(low) if synced else mode.shadows.give(low, value.to(wide(low.dtype)))
+        return
+    mode.shadows.give(low, value.to(wide(low.dtype)))
+    step = Step(None, CAST, (), {}, [], [], (module, CAST, -1 - number), set(), set(), 0.0, (), [])
+    mode.look(step, low, detail=name)
+
+
+def log_program(prepared: Prepared, call: Call) -> ProgramLog:
+    """Run float32's own program and return what it does."""
+    log = ProgramLog()
+    inputs, positional = prepared.inputs(dict(call[0])), prepared.inputs(tuple(call[1]))
+    path = ModulePath(prepared.model, lambda *_: log.ordinals.enter(), lambda *_: log.ordinals.leave())
+    log.path = lambda: path.current
+    reseed()
+    with path, prepared.context(), log:
+        prepared.model(*positional, **inputs)
+    return log

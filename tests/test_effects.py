@@ -1,0 +1,91 @@
+"""What reaches the output, and when it is called wrong or imprecise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from overflow_lab.analysis.effects import effect, is_imprecise, is_wrong, tolerance
+from overflow_lab.analysis.results import Effect
+from overflow_lab.formats import FORMATS
+from overflow_lab.recording import AnswerRow, OutputRow
+from tests.recordings_by_hand import recording
+
+FLOAT16 = FORMATS["float16"]
+LOGITS = OutputRow("float16", "output['logits']", 1000, 10, 4.0, 100.0, decisions=50, changed=5, kl_sum=2.0, kl_rows=40)
+HIDDEN = OutputRow("float16", "output['hidden_states'][0]", 1000, 0, 81.0, 100.0)
+INDICES = OutputRow("float16", "output[1]", 30, decisions=30, changed=3)
+FLOATS = OutputRow("float16", "output[0]", 500, 0, 25.0, 100.0)
+
+
+def answer(status: str) -> AnswerRow:
+    return AnswerRow("float16", "beam", 0, 0, status, 3, 3)
+
+
+def test_scores_are_judged_where_an_output_has_them_but_every_nan_counts() -> None:
+    found = effect(recording(LOGITS, HIDDEN), "float16", FLOAT16)
+    assert found.relative_error == pytest.approx(0.2)  # not the 0.9 of the hidden states
+    assert found.nonfinite == pytest.approx(10 / 2000)
+    assert found.changed_decisions == pytest.approx(0.1)
+    assert found.kl == pytest.approx(2.0 / 40)
+
+
+def test_indices_beside_floats_do_not_hide_the_error_of_the_floats() -> None:
+    found = effect(recording(FLOATS, INDICES), "float16", FLOAT16)
+    assert found.relative_error == pytest.approx(0.5)
+    assert found.changed_decisions == pytest.approx(0.1)
+
+
+def test_indices_beside_scores_count_as_decisions() -> None:
+    found = effect(recording(LOGITS, INDICES), "float16", FLOAT16)
+    assert found.changed_decisions == pytest.approx(8 / 80)
+    assert found.relative_error == pytest.approx(0.2)
+
+
+def test_other_precisions_are_not_mixed_in() -> None:
+    assert effect(recording(LOGITS), "bfloat16", FLOAT16) == Effect()
+
+
+def test_an_all_zero_output_is_right_when_it_is_all_zero() -> None:
+    assert effect(recording(OutputRow("float16", "output", 10)), "float16", FLOAT16).relative_error is None
+    wrong = effect(recording(OutputRow("float16", "output", 10, error_squares=1.0)), "float16", FLOAT16)
+    assert wrong.relative_error == float("inf")
+
+
+def test_decisions_that_float32_hardly_makes_are_near_ties() -> None:
+    # Sixteen roundings of float16 are 2**-7: three of the five changes are below it, one is just there.
+    row = dataclasses.replace(LOGITS, margins={-64: 1, -8: 2, -7: 1, 0: 1})
+    found = effect(recording(row), "float16", FLOAT16)
+    assert found.tied_decisions == pytest.approx(3 / 50)
+    assert found.overruled_decisions == pytest.approx(2 / 50)
+
+
+def test_answers_are_counted_by_status() -> None:
+    found = effect(recording(*map(answer, ["same", "changed", "changed", "failed"])), "float16", FLOAT16)
+    assert (found.answers, found.changed_answers, found.failed_answers) == (4, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong", "imprecise"),
+    [
+        (Effect(), False, False),
+        (Effect(relative_error=0.9 * 2**-7), False, False),  # float16 rounds by 2**-11, sixteen of which are tolerated
+        (Effect(relative_error=1.1 * 2**-7), True, True),
+        (Effect(nonfinite=1e-6), True, False),
+        (Effect(changed_decisions=0.04), False, False),
+        (Effect(changed_decisions=0.06), True, False),
+        (Effect(changed_decisions=0.25), True, True),
+        (Effect(answers=4, changed_answers=1), False, False),
+        (Effect(answers=4, changed_answers=2), True, True),
+        (Effect(answers=8, failed_answers=1), True, False),
+        (Effect(answers=8, failed_answers=3), True, True),
+    ],
+)
+def test_thresholds(found: Effect, wrong: bool, imprecise: bool) -> None:
+    assert (is_wrong(found, FLOAT16), is_imprecise(found, FLOAT16)) == (wrong, imprecise)
+
+
+def test_the_tolerance_is_sixteen_roundings_of_the_format() -> None:
+    assert tolerance(FORMATS["float16"]) == 16 * 2.0**-11
+    assert tolerance(FORMATS["bfloat16"]) == 16 * 2.0**-8
