@@ -7,19 +7,12 @@ import math
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FloatFormat
 from overflow_lab.recording import AnswerRow, OutputRow, Recording
+from overflow_lab.tolerances import tolerance
 
-# In a sweep over hundreds of healthy architectures the output error had a 95th percentile of 1.5 percent in bfloat16
-# and 0.3 in float16, 4 and 6 units of their rounding (u = eps / 2); 16 leaves room for depth.
-TOLERATED_ROUNDINGS = 16
 # Decisions that float32 makes clearly hardly ever change in a healthy model; near ties are not counted (see `effect`).
 TOLERATED_CHANGES = 0.05
 # Above this share of overruled decisions the output is called imprecise even where its error is small.
 TIES = 0.25
-
-
-def tolerance(fmt: FloatFormat) -> float:
-    """Return the relative error of the output that is taken as the format's own rounding."""
-    return TOLERATED_ROUNDINGS * fmt.eps / 2
 
 
 def effect(recording: Recording, precision: str, fmt: FloatFormat) -> Effect:

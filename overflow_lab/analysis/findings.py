@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from overflow_lab.analysis import origins
-from overflow_lab.analysis.effects import is_imprecise, tolerance
+from overflow_lab.analysis.effects import is_imprecise
 from overflow_lab.analysis.index import Index, role
+from overflow_lab.analysis.operations import operation_findings
 from overflow_lab.analysis.numbers import module_name, number, percent
 from overflow_lab.analysis.results import Effect, Finding, Origin
 from overflow_lab.recording import CastRow, ErrorRow, FailureRow, RangeRow
+from overflow_lab.tolerances import tolerance
 
 # A cast that turns this share of a tensor's energy into zeros is a finding by itself.
 _ENERGY = 0.01
@@ -18,7 +20,13 @@ _CAST = "aten._to_copy"
 
 
 def findings(found: Index, precision: str, effect: Effect, severity: str) -> list[Finding]:
-    """Return the findings of a precision, the earliest cause first."""
+    """Return the findings of a precision, the earliest cause first: from inside the modules where that was recorded."""
+    if precision in found.operations:
+        made = operation_findings(found, precision, effect, severity)
+        made = made or _failures(found, precision)
+        if not made and is_imprecise(effect, found.format_of(precision)):
+            made = [_flushed(found, precision, severity) or _imprecise(found, precision, effect, severity)]
+        return made + _lost_casts(found, precision)
     made = [*_casts(found, precision, severity), *_nonfinite(found, precision, severity)]
     if not made:
         made = _failures(found, precision)

@@ -6,7 +6,18 @@ import math
 from dataclasses import dataclass
 
 from overflow_lab.formats import FORMATS, FloatFormat
-from overflow_lab.recording import ErrorRow, FailureRow, ModuleRow, PrecisionRow, RangeRow, Recording, RunRow
+from overflow_lab.recording import (
+    ErrorRow,
+    EventRow,
+    FailureRow,
+    ModuleRow,
+    OperationRow,
+    PrecisionRow,
+    RangeRow,
+    Recording,
+    RunRow,
+    TensorRow,
+)
 
 REFERENCE = "float32"
 
@@ -21,6 +32,9 @@ class Index:
     ranges: dict[str, dict[tuple[str, str], RangeRow]]
     errors: dict[str, dict[tuple[str, str], ErrorRow]]
     ran: frozenset[str]
+    operations: dict[str, dict[tuple[str, str, int], OperationRow]]
+    events: dict[str, list[EventRow]]
+    tensors: dict[str, TensorRow]
 
     def format_of(self, precision: str) -> FloatFormat:
         """Return the format that a precision rounds to."""
@@ -58,6 +72,12 @@ def index(recording: Recording) -> Index:
         ranges.setdefault(row.precision, {})[row.module, row.port] = row
     for error in recording.of(ErrorRow):
         errors.setdefault(error.precision, {})[error.module, error.port] = error
+    operations: dict[str, dict[tuple[str, str, int], OperationRow]] = {}
+    for operation in recording.of(OperationRow):
+        operations.setdefault(operation.precision, {})[operation.module, operation.op, operation.ordinal] = operation
+    events: dict[str, list[EventRow]] = {}
+    for event in sorted(recording.of(EventRow), key=lambda event: (event.batch, event.clock)):
+        events.setdefault(event.precision, []).append(event)
     return Index(
         recording,
         {row.path: row for row in recording.of(ModuleRow)},
@@ -65,6 +85,9 @@ def index(recording: Recording) -> Index:
         ranges,
         errors,
         frozenset(module for rows in ranges.values() for module, _ in rows),
+        operations,
+        events,
+        {row.name: row for row in recording.of(TensorRow)},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.margins import margin_exponents
+from overflow_lab.capture.positions import RealPositions
 from overflow_lab.capture.samples import differences
 from overflow_lab.recording import OutputRow
 
@@ -20,10 +21,14 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class Outputs:
-    """The tensors of one output by port, caches left out, and the mask of its real positions, [batch, length]."""
+    """The tensors of one output by port, caches left out, and the mask of its real positions, [batch, length].
+
+    `mask` is that of the scores; `positions` are those of all that was put in.
+    """
 
     tensors: dict[str, torch.Tensor]
     mask: torch.Tensor | None = None
+    positions: RealPositions = field(default_factory=RealPositions)
 
     @property
     def nbytes(self) -> int:
@@ -31,10 +36,16 @@ class Outputs:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-def outputs_of(output: Any, mask: torch.Tensor | None, unknown: set[str] | None = None) -> Outputs:
+def outputs_of(
+    output: Any,
+    mask: torch.Tensor | None,
+    unknown: set[str] | None = None,
+    *,
+    positions: RealPositions | None = None,
+) -> Outputs:
     """Return copies of the tensors of a model's output: it may write into its own output at the next batch."""
     found = tensors(output, "output", caches=False, unknown=unknown)
-    return Outputs({name: tensor.detach().clone() for name, tensor in found}, mask)
+    return Outputs({name: tensor.detach().clone() for name, tensor in found}, mask, positions or RealPositions())
 
 
 def compare_outputs(precision: str, reference: Outputs, low: Outputs) -> tuple[list[OutputRow], list[str]]:
@@ -45,23 +56,22 @@ def compare_outputs(precision: str, reference: Outputs, low: Outputs) -> tuple[l
         if other is None or other.shape != tensor.shape or other.is_complex() != tensor.is_complex():
             apart.append(port)
         elif tensor.numel():
-            rows.append(_compare(precision, port, tensor, other.to(tensor.device), reference.mask))
+            rows.append(_compare(precision, port, reference, other.to(tensor.device)))
     return rows, apart
 
 
-def _compare(
-    precision: str, port: str, reference: torch.Tensor, low: torch.Tensor, mask: torch.Tensor | None
-) -> OutputRow:
+def _compare(precision: str, port: str, expected: Outputs, low: torch.Tensor) -> OutputRow:
+    reference = expected.tensors[port]
     if reference.is_complex():
         reference, low = torch.view_as_real(reference.resolve_conj()), torch.view_as_real(low.resolve_conj())
     if not reference.is_floating_point():
         changed = int((reference != low).sum())
         return OutputRow(precision, port, reference.numel(), decisions=reference.numel(), changed=changed)
-    a, b = low.reshape(-1), reference.reshape(-1)
+    a, b = (expected.positions.select(tensor).reshape(-1) for tensor in (low, reference))
     parts = [differences(x, y) for x, y in zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)]
     squares, scale, nonfinite, compared = torch.stack(parts).sum(0).tolist()
     row = OutputRow(precision, port, int(compared), int(nonfinite), squares, scale)
-    return row + _decisions(row, reference, low, mask) if is_scores(port, reference) else row
+    return row + _decisions(row, reference, low, expected.mask) if is_scores(port, reference) else row
 
 
 def is_scores(port: str, tensor: torch.Tensor) -> bool:

@@ -19,7 +19,8 @@ from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
-from overflow_lab.errors import OverflowLabError
+from overflow_lab.capture.shadow.observe import Observer
+from overflow_lab.errors import OverflowLabError, one_line
 from overflow_lab.progress import Progress, Silent
 from overflow_lab.recording import BlindSpotRow, PrecisionRow, RunRow, TensorRow
 from overflow_lab.recording.writer import Writer
@@ -27,6 +28,9 @@ from overflow_lab.subjects import Batch, Subject
 
 # A model with one of these needs no tokens for its decoder: it has them, or makes them of the labels.
 _DECODED = frozenset({"decoder_input_ids", "decoder_inputs_embeds", "labels"})
+
+# Batches of one precision that are run with their shadow: the first, and the first whose output is off.
+_MOST_LOOKS = 3
 
 
 @dataclass
@@ -43,10 +47,12 @@ class Recorder:
     progress: Progress = field(default_factory=Silent)
     store_texts: bool = False
     memory: int = 1 << 30
+    level: str = "operation"
     _ports: dict[str, Ports] = field(default_factory=dict)
     _before: list[TensorRow] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
     _failed: set[tuple[str, str]] = field(default_factory=set)
+    _looked: dict[str, list[bool]] = field(default_factory=dict)
     _differing: list[Precision] = field(default_factory=list)
 
     def run(self) -> None:
@@ -137,7 +143,7 @@ class Recorder:
             self._write(low, done)
 
     def _one_low(self, low: Watched, base: Watched, reference: Reference) -> None:
-        finite = False
+        finite, off = False, True
         try:
             if (low.precision, "forward") not in self._failed:
                 outputs = low.forward(reference, fill=False)
@@ -145,14 +151,31 @@ class Recorder:
                 for row in rows:
                     self.writer.append(row)
                 finite = not any(row.nonfinite for row in rows)
+                off = not finite or any((row.relative_error or 0.0) > low.tolerance or row.changed for row in rows)
                 for port in apart:
                     self._blind("", f"{port} has another shape than in float32: not compared", low.precision)
         except RunFailed as failure:
             self._failed.add((low.precision, "forward"))
             self.writer.append(failure.row)
+        self._look_inside(low, base, reference, off=off)
         for strategy in reference.answers:
             # Of answers from NaN or inf nobody asks whether they are near ties.
             self._answer(low, reference, strategy, base if finite else None)
+
+    def _look_inside(self, low: Watched, base: Watched, reference: Reference, *, off: bool) -> None:
+        """Run one batch with its shadow: the first of each precision, and the first ones whose output is off."""
+        looked = self._looked.setdefault(low.precision, [])
+        if self.level != "operation" or len(looked) >= _MOST_LOOKS or (looked and (not off or any(looked))):
+            return
+        looked.append(off)
+        observer = Observer(base.prepared, low.prepared)
+        try:
+            rows = observer.observe((reference.inputs, reference.batch.positional), reference.number, off=off)
+        except Exception as error:
+            self._blind("", f"the shadow run ended early: {one_line(error)}", low.precision)
+            return
+        for row in rows:
+            self.writer.append(row)
 
     def _answer(self, low: Watched, reference: Reference, strategy: str, base: Watched | None) -> None:
         """Compare one precision's answers with float32's; an exception is an answer too.

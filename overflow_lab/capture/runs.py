@@ -14,13 +14,16 @@ from overflow_lab.capture.margins import Forced, Step, search_margin, step_margi
 from overflow_lab.capture.module_ranges import ModuleRanges
 from overflow_lab.capture.outputs import Outputs, outputs_of
 from overflow_lab.capture.ports import Ports
+from overflow_lab.capture.positions import RealPositions
 from overflow_lab.capture.precisions import Prepared, device_of
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.samples import Differences, Samples
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.unsupported import is_unsupported
 from overflow_lab.errors import one_line
+from overflow_lab.formats import FORMATS
 from overflow_lab.recording import FailureRow
+from overflow_lab.tolerances import tolerance
 from overflow_lab.subjects import Batch, Generation
 
 # What a plain forward is given, and `generate` makes or refuses.
@@ -70,15 +73,22 @@ class Watched:
         """The precision's name."""
         return self.prepared.precision.name
 
+    @property
+    def tolerance(self) -> float:
+        """The relative error of an output that is taken as the precision's own rounding."""
+        return tolerance(FORMATS[self.prepared.precision.dtype])
+
     def forward(self, reference: Reference, *, fill: bool) -> Outputs:
         """Call the model on one batch; with `fill` the samples are kept, otherwise they are compared against."""
         inputs = self.prepared.inputs(dict(reference.inputs))
         positional = self.prepared.inputs(reference.batch.positional)
+        if fill:
+            reference.samples.positions = RealPositions.in_inputs(reference.inputs)
         watch = ModuleRanges(
             self.prepared.model, self.ports, samples=reference.samples, differences=None if fill else self.differences
         )
         output = self._run(watch, "forward", reference.number, lambda: self.prepared.model(*positional, **inputs))
-        return outputs_of(output, mask_of(reference.inputs), self.unknown)
+        return outputs_of(output, mask_of(reference.inputs), self.unknown, positions=reference.samples.positions)
 
     def generate(self, strategy: str, reference: Reference, generation: Generation) -> Answers:
         """Let the model answer one batch by one strategy."""

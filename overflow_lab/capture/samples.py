@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from overflow_lab.capture.positions import RealPositions
 from overflow_lab.recording import ErrorRow
 
 # Elements kept of one value: 1 / sqrt(4096) = 1.6 percent is the sampling error of a root mean square of independent
@@ -22,8 +23,12 @@ Key = tuple[str, str, int]
 
 @dataclass
 class Samples:
-    """The float32 samples of one batch, by module, port and call; the same tensor at several ports is kept once."""
+    """The float32 samples of one batch, by module, port and call; the same tensor at several ports is kept once.
 
+    Only real `positions` are sampled.
+    """
+
+    positions: RealPositions = field(default_factory=RealPositions)
     kept: dict[Key, tuple[torch.Tensor, torch.Size]] = field(default_factory=dict)
     _by_number: dict[int, tuple[torch.Tensor, torch.Size]] = field(default_factory=dict)
 
@@ -31,7 +36,7 @@ class Samples:
         """Keep the sample of a tensor; the same tensor at another port has the same `number`."""
         found = self._by_number.get(number)
         if found is None:
-            found = self._by_number[number] = (sample(tensor).clone(), tensor.shape)
+            found = self._by_number[number] = (sample(tensor, self.positions).clone(), tensor.shape)
         self.kept[key] = found
 
     @property
@@ -59,7 +64,7 @@ class Differences:
         pair = (number, id(reference[0]))
         sums = self._by_number.get(pair)
         if sums is None:
-            sums = self._by_number[pair] = differences(sample(tensor), reference[0])
+            sums = self._by_number[pair] = differences(sample(tensor, samples.positions), reference[0])
         self._pending.append((key[0], key[1], order, sums))
 
     def settle(self) -> None:
@@ -81,19 +86,30 @@ class Differences:
         return rows
 
 
-def sample(tensor: torch.Tensor) -> torch.Tensor:
+def sample(tensor: torch.Tensor, positions: RealPositions | None = None) -> torch.Tensor:
     """Return at most about SAMPLE elements, evenly spread, of a tensor of any shape; a view where it can be.
+
+    With `positions`, only of those.
 
     The step has no common factor with the last dimension, so that every channel is met.
     """
     flat = tensor.detach().reshape(-1)
-    step = flat.numel() // SAMPLE
+    real = positions.of(tensor) if positions is not None and flat.numel() else None
+    if real is None:
+        return flat[:: _step(flat.numel(), tensor.shape[-1] if tensor.dim() else 1)]
+    width = flat.numel() // (tensor.shape[0] * tensor.shape[1])
+    total = len(real) * width
+    taken = torch.arange(0, total, _step(total, tensor.shape[-1]), device=tensor.device)
+    return flat[real[taken // width] * width + taken % width]
+
+
+def _step(elements: int, last: int) -> int:
+    step = elements // SAMPLE
     if step < 2:
-        return flat
-    last = tensor.shape[-1]
+        return 1
     while math.gcd(step, last) > 1:
         step += 1
-    return flat[::step]
+    return step
 
 
 def differences(low: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

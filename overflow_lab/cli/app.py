@@ -67,6 +67,9 @@ def run(arguments: Sequence[str]) -> int:
         # typer's own usage errors, whose class has moved between its versions: wrong options and the like.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             text = error.format_message()
+            if type(error).__name__ == "NoArgsIsHelpError":
+                sys.stderr.write(f"{text}\n")
+                return USAGE
             return _say(f"{text} See overflow-lab --help.", USAGE) if text else int(error.exit_code)
         if isinstance(error, RuntimeError) and type(error).__name__ in ("Exit", "Abort"):
             return int(getattr(error, "exit_code", ENDED_EARLY))

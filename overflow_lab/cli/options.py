@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 Model = Annotated[
-    str, typer.Argument(help="A hub id, a save_pretrained folder, path/to/file.py:function, or demo.", show_default=False)
+    str,
+    typer.Argument(help="A hub id, a save_pretrained folder, path/to/file.py:function, or demo.", show_default=False),
 ]
 Precisions = Annotated[
     list[str] | None,
@@ -22,9 +23,7 @@ Precisions = Annotated[
 Text = Annotated[
     list[str] | None, typer.Option(help="An input text; repeats [default: built-in texts].", show_default=False)
 ]
-Inputs = Annotated[
-    Path | None, typer.Option(help="A file of inputs: txt, jsonl, csv or parquet.", show_default=False)
-]
+Inputs = Annotated[Path | None, typer.Option(help="A file of inputs: txt, jsonl, csv or parquet.", show_default=False)]
 Column = Annotated[str | None, typer.Option(help="The column of the file to take.", show_default=False)]
 Template = Annotated[
     str | None, typer.Option(help="Joins columns of the file: '{question} {context}'.", show_default=False)
@@ -55,9 +54,7 @@ ReportFile = Annotated[
     Path | None,
     typer.Option("--report", help="The report to write [default: reports/MODEL.html].", show_default=False),
 ]
-StoreTexts = Annotated[
-    bool, typer.Option("--store-texts", help="Keep prompts and answers in recording and report.")
-]
+StoreTexts = Annotated[bool, typer.Option("--store-texts", help="Keep prompts and answers in recording and report.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the verdicts as one JSON object instead of text.")]
 FailOn = Annotated[
     str, typer.Option(help="Exit with 1 at a verdict of this severity or worse: never, warning or error.")

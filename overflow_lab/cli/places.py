@@ -19,6 +19,18 @@ def stem_of(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "scan"
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a place where no file can be written, before a long scan and not after it. Leaves no file behind."""
+    new = not path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written ({error.strerror}); choose another place.") from error
+
+
 def place(given: Path | None, stem: str, suffix: str, *, overwrite: bool) -> Path:
     """Return the path to write: the given one, which must be free, or the first free one of that stem in reports/."""
     if given is not None:

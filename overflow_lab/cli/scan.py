@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +14,9 @@ import typer
 from rich.console import Console
 
 from overflow_lab.cli import options as opt
-from overflow_lab.cli.places import place, stem_of
+from overflow_lab.cli.places import check_writable, place, stem_of
 from overflow_lab.cli.show import check_fail_on, exit_code, print_json, print_text
-from overflow_lab.errors import ScanInterrupted
+from overflow_lab.errors import ScanInterrupted, UsageError
 
 if TYPE_CHECKING:
     from overflow_lab.scan import Scan
@@ -52,9 +54,10 @@ def scan(
     check_fail_on(fail_on)
     target = place(report, stem_of(model), ".html", overwrite=overwrite)
     kept = place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
+    check_writable(target)
     with _saved(kept):
         found = _scanned(model, precision, kept, _api_options(context.params), quiet)
-    found.save_report(target)
+        _report(found, target, kept)
     if as_json:
         print_json(found.recording, found.diagnosis, recording_path=kept, report_path=target)
         return exit_code(found.diagnosis, fail_on)
@@ -87,10 +90,31 @@ def _scanned(model: str, precision: list[str] | None, kept: Path, options: dict[
         return overflow_lab.scan(model, precisions=wanted, recording=kept, progress=bars, **options)
 
 
+def _report(found: Scan, target: Path, kept: Path) -> None:
+    """Write the report; where it fails (a full disk), the recording is done and is named."""
+    try:
+        found.save_report(target)
+    except UsageError as error:
+        raise ScanInterrupted(str(error), str(kept)) from error
+
+
 @contextlib.contextmanager
 def _saved(kept: Path) -> Iterator[None]:
-    """Turn Ctrl-C into an early end that names the recording."""
+    """Turn Ctrl-C, and the SIGTERM of a job that runs out of time, into an early end that names the recording."""
+    before = (
+        signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
+    )
     try:
         yield
     except KeyboardInterrupt:
         raise ScanInterrupted("interrupted.", str(kept) if kept.exists() else None) from None
+    except SystemExit as error:  # not our exit, and not our exit code
+        message = f"the model ended the process (sys.exit({error.code!r})); take that out and scan again."
+        raise ScanInterrupted(message, str(kept) if kept.exists() else None) from error
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt

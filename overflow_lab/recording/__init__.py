@@ -38,6 +38,9 @@ from overflow_lab.recording.rows import (
 # 1: the first format.
 FORMAT = 1
 
+# Rows of these kinds with the same key are of one site, and add up.
+_MERGED = (RangeRow, ErrorRow, OutputRow, RunRow, OperationRow, EventRow)
+
 R = TypeVar("R")
 
 
@@ -106,7 +109,7 @@ def build(header: Header, decoded: list[Any], *, path: str | None = None) -> Rec
 
 def _key(row: Any, number: int) -> Any:
     """Return what makes two rows one: the site for mergeable rows, otherwise the row itself."""
-    return (row.kind, *row.key) if isinstance(row, (RangeRow, ErrorRow, OutputRow, RunRow)) else number
+    return (row.kind, *row.key) if isinstance(row, _MERGED) else number
 
 
 def _lines(path: Path) -> Iterator[Any]:

@@ -62,7 +62,7 @@ def _value(name: str, item: Any) -> Any:
         return Moment(**item)
     if name == "margins":
         return {int(exponent): count for exponent, count in item.items()}
-    if name in ("aliases", "kept", "shape", "precisions", "cause", "harmed", "absorbed"):
+    if name in ("aliases", "kept", "shape", "precisions", "cause", "harmed", "absorbed", "amplifier"):
         return tuple(item)
     return _number(name, item)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,17 +33,37 @@ class OperationRow:
     constant_flushed: bool = False
     detail: str = ""
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Rows with the same key are of the same site and add up."""
+        return (self.precision, self.module, self.op, self.ordinal)
+
+    def __add__(self, other: OperationRow) -> OperationRow:
+        """Return the row of both, as if recorded at once."""
+        worst = max(self, other, key=lambda row: row.error)
+        return dataclasses.replace(
+            self,
+            calls=self.calls + other.calls,
+            elements=self.elements + other.elements,
+            nonfinite=self.nonfinite + other.nonfinite,
+            absmax=max(self.absmax, other.absmax),
+            error=worst.error,
+            error_in=worst.error_in,
+            flushed=self.flushed + other.flushed,
+            constant_flushed=self.constant_flushed or other.constant_flushed,
+        )
+
 
 @dataclass(frozen=True)
 class EventRow:
     """Something that went wrong at an operation, the first time that it did; counts are over all its calls.
 
-    `event` is "bad" (non-finite out of good operands, where the shadow is finite), "fresh" (non-finite out of finite operands,
-    which float32's own program does not make there), "unsupported" (no kernel), "flip" (a decision that the shadow takes
-    otherwise, at the operation that made the tie), "tie" (the same in the output), "constant" (another constant than in
-    float32's program). `value` is the largest shadow magnitude where it went bad. `zero_operand` says that an operand was
-    zero whose shadow is not, `cause` where that zero came from; `harmed` and `absorbed` are the first consumers that gave a
-    wrong, or the right, finite value; each is (module, operation).
+    `event` is "bad" (non-finite out of good operands, where the shadow is finite), "fresh" (non-finite out of finite
+    operands, which float32's own program does not make there), "unsupported" (no kernel), "decision" (`changed` integers or
+    truths that the shadow decides otherwise) or "constant" (another constant than in float32's program). `value` is the
+    largest shadow magnitude where it went bad, `negative` whether all of it was -inf. `zero_operand` says that an operand
+    was zero whose shadow is not, `cause` where that zero came from; `harmed` and `absorbed` are the first consumers that
+    gave a wrong, or the right, finite value; each is (module, operation).
     """
 
     kind: ClassVar[str] = "event"
@@ -59,7 +80,9 @@ class EventRow:
     inf: int = 0
     nan: int = 0
     elements: int = 0
+    changed: int = 0
     value: float | None = None
+    negative: bool = False
     zero_operand: bool = False
     cause: tuple[str, ...] | None = None
     constant_cause: bool = False
@@ -69,13 +92,34 @@ class EventRow:
     source: str = ""
     detail: str = ""
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Rows with the same key are of the same event and add up."""
+        return (self.precision, self.event, self.module, self.op, self.ordinal)
+
+    def __add__(self, other: EventRow) -> EventRow:
+        """Return the row of both; the earlier one says when it was."""
+        return dataclasses.replace(
+            self,
+            inf=self.inf + other.inf,
+            nan=self.nan + other.nan,
+            elements=self.elements + other.elements,
+            changed=self.changed + other.changed,
+            value=max((v for v in (self.value, other.value) if v is not None), default=None),
+            harmed=self.harmed or other.harmed,
+            absorbed=self.absorbed or other.absorbed,
+            reaches_output=self.reaches_output or other.reaches_output,
+        )
+
 
 @dataclass(frozen=True)
 class AttributionRow:
     """Which operation's rounding makes most of the output's error, by replaying in float32 all that comes after it.
 
-    `metric` is "relative" or "centered" (relative to the output's spread around its mean); `total` the error that the
-    precision makes by it, `share` the part that this operation adds to what the ones before it make.
+    `metric` is "relative", "centered" (relative to the output's spread around its mean) or "decisions" (the number of
+    decisions in the program that change); `total` the error that the precision makes by it, `share` the part that this
+    operation adds to what the ones before it make. `amplifier` is the first later addition in which nearly equal terms leave
+    little else than that error, as (module, operation).
     """
 
     kind: ClassVar[str] = "attribution"
@@ -87,4 +131,5 @@ class AttributionRow:
     ordinal: int
     share: float
     runs: int
+    amplifier: tuple[str, ...] | None = None
     detail: str = ""

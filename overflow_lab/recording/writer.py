@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
 
-from overflow_lab.errors import OverflowLabError, one_line
+from overflow_lab.errors import OverflowLabError, UsageError, one_line
 from overflow_lab.recording import Footer, Header, Recording, Row, build
 from overflow_lab.recording.codec import encode
 
@@ -20,7 +20,7 @@ class Writer:
     """Appends rows to a file (gzipped where its name ends in .gz), or keeps them in memory where `path` is None.
 
     Use it as a context manager: leaving it writes the footer, with what ended the scan. Each row is flushed; a disk
-    that is full raises OverflowLabError, and the rows stay in memory.
+    that is full raises OverflowLabError, and the rows stay in memory. Entering raises UsageError where no file can be.
     """
 
     def __init__(self, path: Path | None, header: Header) -> None:
@@ -36,7 +36,7 @@ class Writer:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = _create(self.path)
             except OSError as error:
-                raise OverflowLabError(
+                raise UsageError(
                     f"the recording {self.path.name} cannot be written ({error.strerror}); choose another place."
                 ) from error
         self._write(self.header)

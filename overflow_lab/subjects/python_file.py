@@ -18,6 +18,7 @@ from overflow_lab.errors import UsageError, one_line
 from overflow_lab.subjects.module import from_module
 from overflow_lab.subjects.options import SubjectOptions
 from overflow_lab.subjects.subject import Subject
+from overflow_lab.subjects.tensors import usable_device
 
 MODULE_NAME = "_overflow_lab_subject"
 
@@ -34,6 +35,7 @@ def from_python_file(model: str, options: SubjectOptions) -> Subject:
     `sys.path` and `sys.modules` are left as found. Raises UsageError, in one line with the file and line of the fault.
     """
     path, function = _split(model)
+    usable_device(options.device)
     title = f"{path.name}:{function}"
     build = _Builder(path, function)
     module, inputs = build()

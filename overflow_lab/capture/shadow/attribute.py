@@ -17,25 +17,38 @@ from torch import nn
 
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.shadow.dispatch import ShadowMode
+from overflow_lab.capture.shadow.operations import ADDING
 from overflow_lab.capture.shadow.program import ProgramLog
 from overflow_lab.capture.shadow.run import CAST, Call, ShadowRun, input_seeds, run, seeds
 from overflow_lab.capture.shadow.sites import SiteKey
 
-Outputs = dict[str, torch.Tensor]
-Metric = Callable[[Outputs, Outputs], float]
+Metric = Callable[[ShadowRun, ShadowRun], float]
 
 _PART = 1 / 3
 _MOST_RUNS = 64
+# A sum amplifies when its relative error is this many times that of its terms, and this large.
+_AMPLIFIED, _OFF = 8.0, 0.05
 
 
-def relative(got: Outputs, wanted: Outputs) -> float:
+def relative(got: ShadowRun, wanted: ShadowRun) -> float:
     """Return the largest relative error of any output tensor; inf where one is not finite."""
-    return max((_ratio(got[name], wanted[name], 0.0) for name in wanted if name in got), default=0.0)
+    pairs = _pairs(got, wanted)
+    return max((_ratio(a, b, 0.0) for a, b in pairs), default=0.0)
 
 
-def centered(got: Outputs, wanted: Outputs) -> float:
+def centered(got: ShadowRun, wanted: ShadowRun) -> float:
     """Return the largest error of any output relative to its spread around its mean: what sets its elements apart."""
-    return max((_ratio(got[n], wanted[n], None) for n in wanted if n in got and wanted[n].numel() > 1), default=0.0)
+    return max((_ratio(a, b, None) for a, b in _pairs(got, wanted) if b.numel() > 1), default=0.0)
+
+
+def decisions(got: ShadowRun, wanted: ShadowRun) -> float:
+    """Return how many of the decisions inside the program differ."""
+    pairs = zip(got.mode.decisions, wanted.mode.decisions, strict=False)
+    return float(sum(int((a != b).sum()) for a, b in pairs if a.shape == b.shape))
+
+
+def _pairs(got: ShadowRun, wanted: ShadowRun) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(got.shadows[name], wanted.shadows[name]) for name in wanted.shadows if name in got.shadows]
 
 
 def _ratio(got: torch.Tensor, wanted: torch.Tensor, centre: float | None) -> float:
@@ -47,6 +60,8 @@ def _ratio(got: torch.Tensor, wanted: torch.Tensor, centre: float | None) -> flo
     if not b.numel():
         return 0.0
     scale = float((b - (b.mean() if centre is None else centre)).square().sum())
+    if centre is None and scale < 1e-12 * float(b.square().sum()):
+        return 0.0  # a constant has no spread to lose
     error = float((a - b).square().sum())
     return math.sqrt(error / scale) if scale > 0 else 0.0 if error == 0 else math.inf
 
@@ -59,6 +74,7 @@ class Blame:
     total: float
     share: float
     runs: int
+    amplifier: SiteKey | None = None
     detail: str = ""
 
 
@@ -89,7 +105,8 @@ class Attribution:
         while high - low > 1 and self.runs < _MOST_RUNS:
             middle = (low + high) // 2
             low, high = (low, middle) if self._error(middle) >= wanted else (middle, high)
-        return Blame(self.full.mode.at(high), total, _share(self._error(high), self._error(low), total), self.runs)
+        share = _share(self._error(high), self._error(low), total)
+        return Blame(self.full.mode.at(high), total, share, self.runs, amplifier(self.full, high))
 
     def _error(self, clock: int) -> float:
         """Return the output's error where the shadows follow the program up to `clock` and are exact from there."""
@@ -98,7 +115,7 @@ class Attribution:
             self.runs += 1
             mode = ShadowMode(baseline=self.baseline, sync_until=clock)
             made = run(mode, self.prepared, self.original, self.call)
-            found = self._errors[clock] = self.metric(made.shadows, self.full.shadows)
+            found = self._errors[clock] = self.metric(made, self.full)
             mode.shadows.close()
         return found
 
@@ -123,7 +140,16 @@ class Attribution:
         mode = ShadowMode(baseline=self.baseline, sync_until=-1)
         made = run(mode, self.prepared, self.original, self.call, synced=frozenset(names))
         mode.shadows.close()
-        return self.metric(made.shadows, self.full.shadows)
+        return self.metric(made, self.full)
+
+
+def amplifier(full: ShadowRun, clock: int) -> SiteKey | None:
+    """Return the first addition after `clock` whose result is off though its terms are not: they cancel."""
+    for site in sorted(full.mode.sites.values(), key=lambda site: site.order):
+        cancels = site.error > _AMPLIFIED * site.error_in and site.error > _OFF
+        if site.order >= clock and site.op in ADDING and cancels and site.error_in > 0:
+            return site.key
+    return None
 
 
 def _share(after: float, before: float, total: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ from overflow_lab.capture.shadow.shadows import Shadows, has_shadow, wide
 from overflow_lab.capture.shadow.sites import Event, Ordinals, Site, SiteKey, source_line
 from overflow_lab.errors import one_line
 
-# Results that are remembered to trace a flipped decision back to the operation that made the tie.
-_REMEMBERED = 32
+# Elements of decisions that are kept to tell which operation changed them.
+_MOST_DECISIONS = 1 << 22
 
 
 @dataclass
@@ -61,10 +61,10 @@ class ShadowMode(TorchDispatchMode):
         self.events: dict[tuple[str, SiteKey], Event] = {}
         self.scalars: dict[SiteKey, tuple[float, ...]] = {}
         self.unreplayed: set[str] = set()
+        self.decisions: list[torch.Tensor] = []
         self._keys: list[SiteKey] = []
         self.recent: deque[tuple[int, SiteKey]] = deque(maxlen=64)
         self._numbers: dict[int, Event] = {}
-        self._makers: OrderedDict[int, Step] = OrderedDict()
 
     # ---- one operation ----
 
@@ -82,12 +82,15 @@ class ShadowMode(TorchDispatchMode):
         if self.clock <= self.sync_until:
             result = self._execute(step)
             self._sync(step, result)
+            self._decided(step, result)
             return result
         high = operations.as_shadow((args, kwargs), self.shadows.of)
+        state = _random_state(step) if operations.may_draw(op) else None
         result = self._execute(step)
         if not step.reads and not any(has_shadow(t) for t in operations.tensors_in(result)):
             return result
-        if operations.is_unset(step.name) or operations.is_random(op):
+        drew = state is not None and not torch.equal(state, _random_state(step))
+        if operations.is_unset(step.name) or drew:
             self._sync(step, result)
             return result
         self._follow(step, result, high)
@@ -180,8 +183,7 @@ class ShadowMode(TorchDispatchMode):
             self.shadows.give(low, fresh)
             if self.records:
                 self.look(step, low)
-        if self.records:
-            self._decisions(step, result)
+        self._decisions(step, result, high)
 
     def _unclamped(self, step: Step, made: Any) -> Any:
         """Undo, in the shadow, a clamp that float32's program does not have: the model puts it in for half precision alone."""
@@ -203,7 +205,6 @@ class ShadowMode(TorchDispatchMode):
         site.flushed += found.flushed
         if found.error >= site.error:
             site.error, site.error_in = found.error, step.error
-        self._remember(step, low)
         self._marks(step, low, found)
         if detail and ("bad", step.key) in self.events:
             self.events["bad", step.key].detail = detail
@@ -238,8 +239,10 @@ class ShadowMode(TorchDispatchMode):
         event.elements += low.numel()
         peak = float(torch.where(new, self.shadows.of(low), 0).abs().max())
         event.value = max(event.value or 0.0, peak)
-        before = step.before or [(t, self.shadows.of(t)) for t in step.reads]
-        event.zero_operand = event.zero_operand or any(judge.any_zeroed(a, b) for a, b in before if a.dtype in judge.LOW + (torch.float32,))
+        event.negative = event.negative and bool((low[new] < 0).all())
+        if step.name.rstrip("_") in operations.ZERO_SENSITIVE:
+            before = step.before or [(t, self.shadows.of(t)) for t in step.reads]
+            event.zero_operand = event.zero_operand or any(judge.any_zeroed(a, b) for a, b in before)
         if event.zero_operand and step.flush:
             event.cause = max((key for key in step.flush if key in self.sites), key=lambda key: self.sites[key].flushed_share, default=None)
         return number
@@ -280,54 +283,28 @@ class ShadowMode(TorchDispatchMode):
                 return None
         return mask if mask.shape == low.shape else None
 
-    def _decisions(self, step: Step, result: Any) -> None:
-        """Compare what is decided from scores with what the shadow would decide."""
-        if step.bad and not any(has_shadow(t) for t in operations.tensors_in(result)):
-            own = operations.as_shadow((step.args, step.kwargs), self.shadows.of)
-            other = step.op(*own[0], **own[1])
-            pairs = zip(operations.tensors_in(result), operations.tensors_in(other), strict=False)
-            if any(not torch.equal(a, b) for a, b in pairs):
-                for number in step.bad:
-                    self._numbers[number].harmed = self._numbers[number].harmed or step.key
-        if step.name in operations.DECIDING and step.reads:
-            self.flipped(step.reads[0], "flip", step, lowest=step.name in operations.LOWEST)
+    def _decisions(self, step: Step, result: Any, high: tuple[Any, Any]) -> None:
+        """Compare what is decided from floating values, as integers or as truth, with what the shadow decides."""
+        mine = _decided_in(step, result)
+        if not mine:
+            return
+        theirs = self._decided(step, step.op(*high[0], **high[1]))
+        if not self.records or all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
+            return
+        for number in step.bad:
+            self._numbers[number].harmed = self._numbers[number].harmed or step.key
+        event = self._event("decision", step)
+        event.changed += sum(int((a != b).sum()) for a, b in zip(mine, theirs, strict=True))
+        event.elements += sum(t.numel() for t in mine)
+
+    def _decided(self, step: Step, result: Any) -> list[torch.Tensor]:
+        """Keep the decisions in a result, within bounds, and return them."""
+        found = _decided_in(step, result)
+        if sum(t.numel() for t in self.decisions) < _MOST_DECISIONS:
+            self.decisions += found
+        return found
 
     # ---- bookkeeping ----
-
-    def flipped(self, scores: torch.Tensor, what: str, step: Step | None = None, *, lowest: bool = False) -> Event | None:
-        """Compare the best of each row of scores with the shadow's; an event at the operation that made them alike."""
-        changed, rows = _changed(scores, self.shadows.of(scores), lowest)
-        if not changed:
-            return None
-        where = self._tie_maker(scores, lowest) or step
-        if where is None:
-            return None
-        event = self._event(what, where)
-        event.inf, event.elements = event.inf + changed, event.elements + rows
-        return event
-
-    def _tie_maker(self, scores: torch.Tensor, lowest: bool) -> Step | None:
-        """Walk back from scores whose best flipped to the operation before which it had not.
-
-        Only through operations that keep the order of float32's own scores: another order is another decision.
-        """
-        step = self._makers.get(scores.untyped_storage()._cdata)
-        while step is not None:
-            best = _best(self.shadows.of(scores), lowest)
-            alike = [t for t in step.reads if t.shape == scores.shape and torch.equal(_best(self.shadows.of(t), lowest), best)]
-            before = next((t for t in alike if _changed(t, self.shadows.of(t), lowest)[0]), None)
-            earlier = None if before is None else self._makers.get(before.untyped_storage()._cdata)
-            if before is None or earlier is None or earlier is step:
-                return step
-            step, scores = earlier, before
-        return None
-
-    def _remember(self, step: Step, low: torch.Tensor) -> None:
-        key = low.untyped_storage()._cdata
-        self._makers[key] = step
-        self._makers.move_to_end(key)
-        while len(self._makers) > _REMEMBERED:
-            self._makers.popitem(last=False)
 
     def _site(self, step: Step, low: torch.Tensor) -> Site:
         found = self.sites.get(step.key)
@@ -343,6 +320,10 @@ class ShadowMode(TorchDispatchMode):
             found = Event(what, *step.key, clock=self.clock, call=self.call, dtype=dtype, source=source_line(), scalars=step.scalars)
             self.events[what, step.key] = found
         return found
+
+    def decide(self, scores: torch.Tensor) -> None:
+        """Take the best of each row of an output as a decision, as whoever reads it will."""
+        self.decisions.append(self.shadows.of(scores).argmax(-1))
 
     def at(self, clock: int) -> SiteKey:
         """Return the site of the operation at a clock."""
@@ -372,13 +353,14 @@ class ShadowMode(TorchDispatchMode):
                     self._numbers[number].reaches_output = True
 
 
-def _best(scores: torch.Tensor, lowest: bool) -> torch.Tensor:
-    return scores.argmin(-1) if lowest else scores.argmax(-1)
+def _decided_in(step: Step, result: Any) -> list[torch.Tensor]:
+    """Return the integers and truths that an operation takes from floating values."""
+    if not step.reads or step.name not in operations.DECIDING | operations.COMPARING | {"aten._to_copy"}:
+        return []
+    return [t for t in operations.tensors_in(result) if not has_shadow(t)]
 
 
-def _changed(scores: torch.Tensor, high: torch.Tensor, lowest: bool) -> tuple[int, int]:
-    """Return how many rows have another best element than in the shadow, and how many rows there are."""
-    if scores.ndim == 0 or scores.numel() == 0 or scores.shape[-1] < 2 or scores.is_complex():
-        return 0, 0
-    differ = _best(scores, lowest) != _best(high, lowest)
-    return int(differ.sum()), differ.numel()
+def _random_state(step: Step) -> torch.Tensor:
+    """Return the state of the generator that an operation on these tensors would draw from."""
+    device = next((t.device for t in (*step.reads, *step.writes)), torch.device("cpu"))
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
+from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.precisions import Prepared
-from overflow_lab.capture.shadow.attribute import Attribution, Blame, Metric, centered, relative
+from overflow_lab.capture.shadow.attribute import Attribution, Blame, Metric, centered, decisions, relative
 from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.program import ProgramLog
 from overflow_lab.capture.shadow.run import Call, ShadowRun, log_program, run
@@ -18,7 +17,6 @@ from overflow_lab.recording import AttributionRow, BlindSpotRow, EventRow, Opera
 from overflow_lab.tolerances import SPREAD, tolerance
 
 ShadowRow = OperationRow | EventRow | AttributionRow | BlindSpotRow
-_KINDS = ("bad", "fresh", "unsupported", "flip", "tie", "constant")
 
 
 @dataclass
@@ -28,30 +26,20 @@ class Observer:
     base: Prepared
     low: Prepared
 
-    def observe(self, call: Call, batch: int, scores: tuple[str, ...] = ()) -> list[ShadowRow]:
-        """Run one call with its shadow and return the rows; `scores` names the outputs whose best is a decision."""
+    def observe(self, call: Call, batch: int, *, off: bool = False) -> list[ShadowRow]:
+        """Run one call with its shadow and return the rows; `off`: the output is known to differ from float32's."""
         log = log_program(self.base, call)
         mode = ShadowMode(baseline=log)
         made = run(mode, self.low, self.base.model, call)
-        self._ties(made, scores)
         self._constants(mode, log)
         precision = self.low.precision.name
         rows: list[ShadowRow] = [_operation(precision, site) for site in mode.sites.values()]
-        events = sorted(mode.events.values(), key=lambda event: event.clock)
-        rows += [_event(precision, event, mode, batch) for event in events if not _meant(event, log)]
-        rows += [BlindSpotRow("", f"an operation could not be replayed ({what})", precision) for what in sorted(mode.unreplayed)]
-        if not any(event.event == "bad" and (event.harmed or event.reaches_output) for event in events):
-            rows += self._attributed(call, log, made)
+        events = sorted((e for e in mode.events.values() if not _meant(e, log)), key=lambda event: event.clock)
+        rows += [_event(precision, event, mode, batch) for event in events]
+        rows += [BlindSpotRow("", f"an operation was not replayed ({what})", precision) for what in sorted(mode.unreplayed)]
+        rows += self._attributed(call, log, made, events, off)
         mode.shadows.close()
         return rows
-
-    def _ties(self, made: ShadowRun, scores: tuple[str, ...]) -> None:
-        """Look for decisions that flip in the output's scores."""
-        from overflow_lab.capture.containers import tensors
-
-        for name, tensor in tensors(made.output, "output", caches=False):
-            if name in scores:
-                made.mode.flipped(tensor, "tie")
 
     def _constants(self, mode: ShadowMode, log: ProgramLog) -> None:
         """Write down the first operation whose constants are others than in float32's program."""
@@ -63,28 +51,36 @@ class Observer:
                 mode.events["constant", key] = Event("constant", *key, clock=site.order, call=0, dtype=site.dtype, detail=detail)
                 return
 
-    def _attributed(self, call: Call, log: ProgramLog, made: ShadowRun) -> Iterator[AttributionRow]:
-        """Attribute the output's error, where it is more than rounding."""
+    def _attributed(
+        self, call: Call, log: ProgramLog, made: ShadowRun, events: list[Event], off: bool
+    ) -> Iterator[AttributionRow]:
+        """Attribute the output's error, where it is more than rounding and no bad value explains it."""
+        harmful = [e for e in events if e.event == "bad" and (e.harmed or e.reaches_output)]
+        if harmful and not (harmful[0].zero_operand and harmful[0].cause is None):
+            return
         limit = tolerance(FORMATS[self.low.precision.dtype])
-        values = _own_values(made)
-        for name, metric, allowed in (("relative", relative, limit), ("centered", centered, SPREAD)):
-            if metric(values, made.shadows) > allowed:
-                blame = self._blame(call, log, made, metric)
-                if blame is not None:
-                    module, op, ordinal = blame.key
-                    yield AttributionRow(
-                        self.low.precision.name, name, blame.total, module, op, ordinal, blame.share, blame.runs, blame.detail
-                    )
+        own = _own(made)
+        trials: list[tuple[str, Metric, float]] = [("relative", relative, limit), ("centered", centered, SPREAD)]
+        if off or harmful:
+            trials.append(("decisions", decisions, 0.0))
+        for name, metric, allowed in trials:
+            worth = name == "decisions" or metric(own, made) > allowed
+            blame = Attribution(self.low, self.base.model, call, log, made, metric).find() if worth else None
+            if blame is not None:
+                yield _attribution(self.low.precision.name, name, blame)
                 return
 
-    def _blame(self, call: Call, log: ProgramLog, made: ShadowRun, metric: Metric) -> Blame | None:
-        return Attribution(self.low, self.base.model, call, log, made, metric).find()
+
+def _own(made: ShadowRun) -> ShadowRun:
+    """Return the run with the program's own outputs in the place of their shadows."""
+    found = tensors(made.output, "output", caches=False)
+    return ShadowRun(made.mode, made.output, {name: t for name, t in found if name in made.shadows})
 
 
-def _own_values(made: ShadowRun) -> dict[str, torch.Tensor]:
-    from overflow_lab.capture.containers import tensors
-
-    return {name: t for name, t in tensors(made.output, "output", caches=False) if name in made.shadows}
+def _attribution(precision: str, metric: str, blame: Blame) -> AttributionRow:
+    module, op, ordinal = blame.key
+    amplifier = _short(blame.amplifier)
+    return AttributionRow(precision, metric, blame.total, module, op, ordinal, blame.share, blame.runs, amplifier, blame.detail)
 
 
 def _meant(event: Event, log: ProgramLog) -> bool:

@@ -21,6 +21,10 @@ CHOOSING = frozenset({"aten.topk", "aten.sort", "aten.max", "aten.min", "aten.kt
                       "aten.nanmedian", "aten.cummax", "aten.cummin"})  # fmt: skip
 # Integer results of these are decisions over scores.
 DECIDING = CHOOSING | {"aten.argmax", "aten.argmin", "aten.argsort"}
+COMPARING = frozenset({"aten.gt", "aten.lt", "aten.ge", "aten.le", "aten.eq", "aten.ne"})
+# Operations that make a non-finite value of a zero that should not be one.
+ZERO_SENSITIVE = frozenset({"aten.div", "aten.reciprocal", "aten.rsqrt", "aten.log", "aten.log2", "aten.log10", "aten.pow",
+                            "aten.log1p", "aten.remainder", "aten.fmod", "aten.atan2", "aten.logit"})  # fmt: skip
 LOWEST = frozenset({"aten.min", "aten.argmin", "aten.cummin"})
 CLAMPS = frozenset({"aten.clamp", "aten.clamp_min", "aten.clamp_max", "aten.minimum", "aten.maximum"})
 # Adding up and taking apart: where nearly equal terms leave few bits.
@@ -37,8 +41,8 @@ def is_unset(name: str) -> bool:
     return name in _UNSET
 
 
-def is_random(op: Op) -> bool:
-    """Return whether an operation draws random numbers: its result is the program's for the shadow too."""
+def may_draw(op: Op) -> bool:
+    """Return whether an operation can draw random numbers; attention can, and mostly does not."""
     return torch.Tag.nondeterministic_seeded in op.tags
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.module_path import ModulePath
+from overflow_lab.capture.outputs import is_scores
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.shadow.dispatch import ShadowMode, Step
@@ -74,6 +75,9 @@ def run(
         output = prepared.model(*low_positional, **low_inputs)
     found = tensors(output, "output", caches=False)
     mode.reached([tensor for _, tensor in found])
+    for name, tensor in found:
+        if has_shadow(tensor) and is_scores(name, tensor):
+            mode.decide(tensor)
     return ShadowRun(mode, output, {name: mode.shadows.of(t).clone() for name, t in found if has_shadow(t)})
 
 

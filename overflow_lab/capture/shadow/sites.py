@@ -60,7 +60,9 @@ class Event:
     inf: int = 0
     nan: int = 0
     elements: int = 0
+    changed: int = 0
     value: float | None = None
+    negative: bool = True
     zero_operand: bool = False
     cause: SiteKey | None = None
     harmed: SiteKey | None = None

@@ -1,0 +1,203 @@
+"""The findings of a shadow run: which operation made the fault, by which mechanism, with what consequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from overflow_lab.analysis import mechanisms
+from overflow_lab.analysis.effects import is_imprecise
+from overflow_lab.analysis.index import Index
+from overflow_lab.analysis.numbers import module_name, number, percent
+from overflow_lab.analysis.origins import bad_rows
+from overflow_lab.analysis.results import Effect, Finding, Origin
+from overflow_lab.formats import FORMATS, integer_limit
+from overflow_lab.recording import AttributionRow, EventRow
+
+# Loss of what sets an output's elements apart is blamed only where one operation makes nearly all of it.
+_ALONE = 0.9
+# An operation whose results are zero, where they should not be, in this share of its elements has flushed its values.
+_FLUSHED = 0.25
+
+
+def operation_findings(found: Index, precision: str, effect: Effect, severity: str) -> list[Finding]:
+    """Return the findings of the shadow run, the earliest cause first; none where all is well."""
+    events = found.events.get(precision, [])
+    made = [_finding(found, precision, event, severity) for event in _faults(found, precision, events, effect)]
+    if made:
+        return made
+    if blamed := _attributed(found, precision, effect, severity):
+        return [blamed]
+    if is_imprecise(effect, found.format_of(precision)):
+        constant = next((event for event in events if event.event == "constant"), None)
+        return [] if constant is None else [_constant(found, precision, constant, severity)]
+    return []
+
+
+def _faults(found: Index, precision: str, events: list[EventRow], effect: Effect) -> list[EventRow]:
+    """Return the events that are faults, in order: bad values that did harm, kernels that are missing."""
+    harmful = [e for e in events if e.event == "unsupported" or (e.event == "bad" and (e.harmed or e.reaches_output))]
+    if harmful:
+        return sorted(harmful, key=lambda e: (e.batch, e.clock, e.event != "unsupported"))
+    if not (effect.nonfinite or bad_rows(found, precision)):
+        return []
+    # The shadow saw nothing: it followed a choice of the program's that float32 would not have made.
+    return [event for event in events if event.event == "fresh"][:1]
+
+
+def _finding(found: Index, precision: str, event: EventRow, severity: str) -> Finding:
+    if event.event == "unsupported":
+        return _unsupported(precision, event)
+    cause = _zero_cause(found, precision, event)
+    if cause is not None:
+        return _from_zero(found, precision, event, cause, severity)
+    event = _nan_of_mask(found, precision, event)
+    if event.zero_operand and event.harmed and not event.reaches_output:
+        blame = _attribution(found, precision)
+        if blame is not None and blame.metric == "decisions":
+            return _rounding(found, precision, blame, severity)
+    return _bad(found, precision, event, severity)
+
+
+def _nan_of_mask(found: Index, precision: str, event: EventRow) -> EventRow:
+    """Return the operation that made NaN of a mask constant that the cast made -inf: as a mask, -inf is right."""
+    if event.op != mechanisms.CAST or not event.detail or not event.negative:
+        return event
+    later = (e for e in found.events[precision] if e.event == "fresh" and e.nan and e.clock > event.clock)
+    return next(later, event)
+
+
+def _zero_cause(found: Index, precision: str, event: EventRow) -> Origin | None:
+    """Return where the zero came from that made a value bad; the event itself where a constant was flushed."""
+    if event.event != "bad" or not event.zero_operand:
+        return None
+    if event.cause is not None:
+        return Origin(event.module, event.op) if event.constant_cause else Origin(*event.cause[:2])
+    blame = _attribution(found, precision)
+    return Origin(blame.module, blame.op) if blame is not None and blame.op == mechanisms.CAST and blame.detail else None
+
+
+def _from_zero(found: Index, precision: str, event: EventRow, cause: Origin, severity: str) -> Finding:
+    """Return the finding of a value that went bad since an operand is zero that should not be."""
+    flushed = event.cause is not None
+    kind = "underflow" if flushed else _kind(event)
+    name = "eps-flushed" if event.constant_cause else "flushed-to-zero" if flushed else "cast-buffer"
+    tiny = FORMATS[event.dtype].smallest_subnormal if event.dtype in FORMATS else None
+    message = (
+        f"{module_name(event.module)}, {event.op}: an operand is zero that float32 holds apart from zero, and the result is "
+        f"{_badness(event)}; the zero comes from {module_name(cause.module)}, {cause.op}."
+    )
+    return Finding(precision, kind, name, cause, severity, message, event.value, tiny, _evidence(event))
+
+
+def _bad(found: Index, precision: str, event: EventRow, severity: str) -> Finding:
+    limit = FORMATS[event.dtype].max if event.dtype in FORMATS else None
+    mechanism = mechanisms.of_bad(found, event)
+    what = mechanisms.MECHANISMS[mechanism].what
+    beyond = limit is not None and event.value is not None and event.value > limit
+    number_said = (
+        f": float32 has {number(event.value)} there, which does not fit; the limit of {event.dtype} is {number(limit)}"
+        if beyond
+        else ""
+    )
+    tensor = f" of `{event.detail}`" if event.detail else ""
+    message = f"{module_name(event.module)}, {event.op}{tensor}, makes {_badness(event)}{number_said}. {what[0].upper()}{what[1:]}."
+    evidence = {**_evidence(event), "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
+    return Finding(
+        precision, _kind(event), mechanism, Origin(event.module, event.op), severity, message, event.value, limit, evidence
+    )
+
+
+def _kind(event: EventRow) -> str:
+    return "overflow" if event.inf else "nan"
+
+
+def _badness(event: EventRow) -> str:
+    parts = [text for count, text in ((event.inf, "infinities"), (event.nan, "NaN")) if count]
+    return " and ".join(parts) + f" ({event.inf + event.nan:,} of {event.elements:,} values)"
+
+
+def _unsupported(precision: str, event: EventRow) -> Finding:
+    mechanism = mechanisms.of_unsupported(event.detail)
+    message = f"{module_name(event.module)}, {event.op}, raises: {event.detail}"
+    return Finding(
+        precision, "unsupported", mechanism, Origin(event.module, event.op), "error", message, evidence=_evidence(event)
+    )
+
+
+def _attribution(found: Index, precision: str) -> AttributionRow | None:
+    return next((row for row in found.recording.of(AttributionRow) if row.precision == precision), None)
+
+
+def _attributed(found: Index, precision: str, effect: Effect, severity: str) -> Finding | None:
+    """Return the finding of the operation whose rounding makes the error, where the error counts."""
+    row = _attribution(found, precision)
+    if row is None or (row.metric == "centered" and row.share < _ALONE):
+        return None
+    if row.metric == "decisions" and not is_imprecise(effect, found.format_of(precision)):
+        return None
+    return _rounding(found, precision, row, severity)
+
+
+def _rounding(found: Index, precision: str, row: AttributionRow, severity: str) -> Finding:
+    sites = found.operations.get(precision, {})
+    site = sites.get((row.module, row.op, row.ordinal))
+    if site is not None and site.elements and site.flushed / site.elements > _FLUSHED:
+        return _flush(precision, row, site.flushed / site.elements, severity)
+    fmt = found.format_of(precision)
+    origin, mechanism = _blamed(row)
+    if mechanism is None:
+        mechanism = mechanisms.of_rounding(
+            found,
+            row.op,
+            row.detail,
+            exact_to=integer_limit(fmt),
+            largest=site.absmax if site else 0.0,
+            decides=row.metric == "decisions",
+        )
+    message = f"{_off(row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {percent(row.share)} of it alone: "
+    message += mechanisms.MECHANISMS[mechanism].what + "."
+    evidence = {"metric": row.metric, "share": row.share, "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
+    return Finding(precision, "precision", mechanism, origin, severity, message, row.total, None, evidence)
+
+
+def _blamed(row: AttributionRow) -> tuple[Origin, str | None]:
+    """Return the operation to name: an addition that cancels rather than the ordinary rounding that it lays bare."""
+    adds = row.op.rstrip("_") in ("aten.add", "aten.sub", "aten.rsub") or row.op == mechanisms.CAST
+    if row.amplifier is not None and not adds:
+        return Origin(*row.amplifier[:2]), "cancellation"
+    return Origin(row.module, row.op), None
+
+
+def _tensor(row: AttributionRow) -> str:
+    return f"of `{row.detail}` " if row.detail else ""
+
+
+def _off(row: AttributionRow) -> str:
+    if row.metric == "decisions":
+        return f"{row.total:,.0f} decisions inside the model change."
+    what = "of its own spread" if row.metric == "centered" else ""
+    return f"The output is off by {percent(row.total)}{' ' + what if what else ''}."
+
+
+def _flush(precision: str, row: AttributionRow, share: float, severity: str) -> Finding:
+    message = f"{module_name(row.module)}, {row.op}, {_tensor(row)}gives zero for {percent(share)} of its values, which are too small."
+    return Finding(precision, "underflow", "flushed-to-zero", Origin(row.module, row.op), severity, message, row.total)
+
+
+def _constant(found: Index, precision: str, event: EventRow, severity: str) -> Finding:
+    message = f"{module_name(event.module)}, {event.op}, is given another constant than in float32: {event.detail}."
+    origin = Origin(event.module, event.op)
+    return Finding(precision, "precision", "dtype-dependent-constant", origin, severity, message, evidence=_evidence(event))
+
+
+def _evidence(event: EventRow) -> dict[str, object]:
+    """Return what a reader may want to check."""
+    facts: Iterable[tuple[str, object]] = (
+        ("source", event.source),
+        ("run", event.run),
+        ("batch", event.batch),
+        ("harmed", None if event.harmed is None else ", ".join(event.harmed)),
+        ("absorbed", None if event.absorbed is None else ", ".join(event.absorbed)),
+        ("reaches_output", event.reaches_output),
+    )
+    return {name: value for name, value in facts if value not in (None, "")}
