@@ -25,15 +25,14 @@ The pieces
 `report`    a recording's report, as HTML text.
 `sites`, `layers`  a recording as pandas tables.
 
-Words
------
-A *precision* is how a run is executed: `float16` and `bfloat16` (cast as the model's own loader does), `float16-to` (cast by
-`.to()`), `float16-autocast`. *Headroom* is log2(largest finite value / largest magnitude), in bits; negative does not fit.
-The *origin* is the module that made a bad value out of good ones; *carriers* only passed it on. A *verdict* is `ok`,
-`overflow`, `nan`, `underflow`, `precision` or `unsupported`; its severity says whether the output is wrong.
+Words ----- A *precision* is how a run is executed: `float16` and `bfloat16` (cast as the model's own loader does),
+`float16-to` (cast by `.to()`), `float16-autocast`. *Headroom* is log2(largest finite value / largest magnitude), in
+bits; negative does not fit. The *origin* is the module that made a bad value out of good ones; *carriers* only passed
+it on. A *verdict* is `ok`, `overflow`, `nan`, `underflow`, `precision` or `unsupported`; its severity says whether
+the output is wrong.
 
-On the command line: `overflow-lab scan MODEL`, `overflow-lab report RECORDING`. Errors that are raised on purpose derive from
-`OverflowLabError`.
+On the command line: `overflow-lab scan MODEL`, `overflow-lab report RECORDING`. Errors that are raised on purpose
+derive from `OverflowLabError`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What watching a model costs: `python -m overflow_lab.benchmark` (or `make bench`), ratios in one interleaved run.
 
-The model is T5-small-sized at random weights. Each round runs the bare model, the model with all its modules watched, and
-the model under transformers' DebugUnderflowOverflow, one after the other, so that a slow moment of the machine meets all
-three. Printed are medians over the rounds and their spread; the last line is one JSON object of the ratios.
+The model is T5-small-sized at random weights. Each round runs the bare model, the model with all its modules watched,
+and the model under transformers' DebugUnderflowOverflow, one after the other, so that a slow moment of the machine
+meets all three. Printed are medians over the rounds and their spread; the last line is one JSON object of the ratios.
 """
 
 from __future__ import annotations
@@ -45,7 +45,14 @@ def t5_small() -> Any:
 
     torch.manual_seed(0)
     config = T5Config(
-        d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, vocab_size=32128, decoder_start_token_id=0, eos_token_id=None
+        d_model=512,
+        d_kv=64,
+        d_ff=2048,
+        num_layers=6,
+        num_heads=8,
+        vocab_size=32128,
+        decoder_start_token_id=0,
+        eos_token_id=None,
     )
     return T5ForConditionalGeneration(config).eval()
 
@@ -142,9 +149,13 @@ def main() -> None:
 def report(rounds: int) -> None:
     """Print the table of all works."""
     model = t5_small()
-    peer, made = peer_model(model), {}
+    peer = peer_model(model)
+    made: dict[str, float] = {}
     out = sys.stdout
-    out.write(f"T5-small size, float32, {torch.get_num_threads()} threads, {rounds} rounds; ratio to the bare model, median (min to max)\n")
+    out.write(
+        f"T5-small size, float32, {torch.get_num_threads()} threads, {rounds} rounds; "
+        "ratio to the bare model, median (min to max)\n"
+    )
     for work in WORKS:
         ratios = measure(work, model, peer, rounds)
         cells = [f"{statistics.median(r):5.2f} ({min(r):.2f} to {max(r):.2f})" for r in ratios.values()]

@@ -16,7 +16,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # progress is how long work tells whoever called where it is: a callable, no more; every side may have one.
-WAIST = {"errors", "formats", "ranges", "recording", "progress"}
+WAIST = {"errors", "formats", "ranges", "recording", "progress", "tolerances"}
 SIDES = WAIST | {"subjects", "capture", "analysis", "report"}
 # What each room may import of the others. "" is overflow_lab/__init__.py.
 MAY_IMPORT = {
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "ranges": {"errors", "formats"},
     "recording": {"errors", "formats", "ranges"},
     "progress": set[str](),
+    "tolerances": {"errors", "formats"},
     "subjects": WAIST,
     "capture": WAIST | {"subjects"},
     "analysis": WAIST,

@@ -9,8 +9,8 @@ import pytest
 from overflow_lab.analysis.effects import effect, is_imprecise, is_wrong
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FORMATS
-from overflow_lab.tolerances import tolerance
 from overflow_lab.recording import AnswerRow, OutputRow
+from overflow_lab.tolerances import tolerance
 from tests.recordings_by_hand import recording
 
 FLOAT16 = FORMATS["float16"]

@@ -42,10 +42,12 @@ def range_of(values: np.ndarray) -> Range:
 
 def same(a: Range, b: Range) -> bool:
     """Equal, sums up to rounding."""
-    close = math.isclose(a.sum, b.sum, rel_tol=1e-9, abs_tol=1e-9 * math.sqrt(a.sum_of_squares * max(a.count, 1)) + 1e-300)
+    close = math.isclose(
+        a.sum, b.sum, rel_tol=1e-9, abs_tol=1e-9 * math.sqrt(a.sum_of_squares * max(a.count, 1)) + 1e-300
+    )
     squares = math.isclose(a.sum_of_squares, b.sum_of_squares, rel_tol=1e-9)
-    return close and squares and all(getattr(a, f) == getattr(b, f) for f in ("count", "nan", "posinf", "neginf", "zero", "min", "max",
-                                                                              "smallest", "exponents"))  # fmt: skip
+    exact = ("count", "nan", "posinf", "neginf", "zero", "min", "max", "smallest", "exponents")
+    return close and squares and all(getattr(a, name) == getattr(b, name) for name in exact)
 
 
 @given(FLOATS, FLOATS)

@@ -17,13 +17,16 @@ from overflow_lab.ranges import Range
 from overflow_lab.recording import (
     FORMAT,
     AnswerRow,
+    AttributionRow,
     BlindSpotRow,
     CastRow,
     ErrorRow,
+    EventRow,
     FailureRow,
     Header,
     ModuleRow,
     Moment,
+    OperationRow,
     OutputRow,
     PrecisionRow,
     RangeRow,
@@ -38,7 +41,7 @@ from overflow_lab.recording.writer import Writer
 SAMPLES = Path(__file__).parent / "recordings"
 HEADER = Header(FORMAT, "0.1.0", "2026-01-01T00:00:00+00:00", {"name": "m"}, ("float32", "float16"))
 RANGE = Range(count=4, nan=1, posinf=1, min=-2.0, max=3.0, smallest=2.0, sum=1.0, sum_of_squares=13.0, exponents={1: 2})
-ROWS = [
+ROWS: list[Any] = [
     ModuleRow("a", "Linear", 0, aliases=("b",)),
     TensorRow("a.weight", "a", "parameter", "float32", (2, 3), RANGE),
     CastRow("float16", "a.weight", "a", "parameter", "float32", "float16", 6, to_infinity=1, absmax=1e6),
@@ -48,7 +51,12 @@ ROWS = [
     ErrorRow("float16", "a", "output", 3, 100, 1, 2.0, 8.0),
     OutputRow("float16", "output", 100, 1, 2.0, 8.0, 10, 1, 0.5, 9),
     AnswerRow("float16", "beam", 0, 1, "changed", 3, 4, first_difference=2, text="four", reference_text="fünf"),
-    FailureRow("float16", "forward", 0, "a", 'RuntimeError: "x" not implemented for \'Half\'', unsupported=True),
+    FailureRow("float16", "forward", 0, "a", "RuntimeError: \"x\" not implemented for 'Half'", unsupported=True),
+    OperationRow(
+        "float16", "a", "aten.mm", 0, 3, "float16", 2, 100, nonfinite=1, absmax=1e6, error=math.inf, error_in=0.1
+    ),
+    EventRow("float16", "bad", "a", "aten.mm", 0, 3, "forward", 0, 0, inf=1, value=1e6, harmed=("b", "aten.add")),
+    AttributionRow("float16", "relative", 0.5, "a", "aten.add", 1, 0.9, 12, amplifier=("b", "aten.sub")),
     BlindSpotRow("a", "was never called"),
 ]
 
@@ -145,7 +153,18 @@ def test_rows_and_keys_of_a_later_minor_version_are_passed_over(tmp_path: Path) 
     assert list(load(path).rows) == [ROWS[0]]
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"[1]\n", b'{"kind":"range"}\n', b"\x00\xff\xfe", b"\x1f\x8b broken", b'{"kind":"header","format":"x"}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello\n",
+        b"[1]\n",
+        b'{"kind":"range"}\n',
+        b"\x00\xff\xfe",
+        b"\x1f\x8b broken",
+        b'{"kind":"header","format":"x"}',
+    ],
+)
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.jsonl").write_bytes(content)
     with pytest.raises(RecordingFormatError) as caught:
@@ -200,7 +219,9 @@ def test_the_sample_of_every_old_format_is_read(path: Path) -> None:
 
 
 def test_there_is_a_sample_of_every_format() -> None:
-    assert [path.stem for path in sorted(SAMPLES.glob("*.jsonl"))] == [f"format-{number}" for number in range(1, FORMAT + 1)]
+    assert [path.stem for path in sorted(SAMPLES.glob("*.jsonl"))] == [
+        f"format-{number}" for number in range(1, FORMAT + 1)
+    ]
 
 
 def test_plain_text_in_other_scripts_is_kept_readable() -> None:

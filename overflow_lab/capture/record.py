@@ -17,9 +17,9 @@ from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.precisions import Precision, device_of, parse_precision, prepare
 from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
+from overflow_lab.capture.shadow.observe import Observer
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
-from overflow_lab.capture.shadow.observe import Observer
 from overflow_lab.errors import OverflowLabError, one_line
 from overflow_lab.progress import Progress, Silent
 from overflow_lab.recording import BlindSpotRow, PrecisionRow, RunRow, TensorRow

@@ -23,8 +23,8 @@ from overflow_lab.capture.unsupported import is_unsupported
 from overflow_lab.errors import one_line
 from overflow_lab.formats import FORMATS
 from overflow_lab.recording import FailureRow
-from overflow_lab.tolerances import tolerance
 from overflow_lab.subjects import Batch, Generation
+from overflow_lab.tolerances import tolerance
 
 # What a plain forward is given, and `generate` makes or refuses.
 _FORWARD_ALONE = frozenset({"labels", "decoder_input_ids", "decoder_attention_mask"})

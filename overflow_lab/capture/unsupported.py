@@ -27,4 +27,6 @@ _SAYINGS = (
 def is_unsupported(error: BaseException) -> bool:
     """Return whether an exception says that a kernel is missing, or that dtypes or a constant do not fit."""
     text = str(error).lower()
-    return isinstance(error, (RuntimeError, NotImplementedError, TypeError, ValueError)) and any(t in text for t in _SAYINGS)
+    return isinstance(error, (RuntimeError, NotImplementedError, TypeError, ValueError)) and any(
+        t in text for t in _SAYINGS
+    )

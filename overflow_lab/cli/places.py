@@ -11,7 +11,7 @@ FOLDER = Path("reports")
 
 
 def stem_of(model: str) -> str:
-    """Return a file name for a model: "google-t5/t5-small" gives "google-t5--t5-small", "dir/file.py:build" "file-build"."""
+    """Return a file name for a model: "org/name" gives "org--name", "dir/file.py:build" gives "file-build"."""
     file, colon, function = model.rpartition(":")
     name = f"{Path(file).stem}-{function}" if colon and file.endswith(".py") else model
     path = Path(name)

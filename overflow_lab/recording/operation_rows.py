@@ -11,9 +11,10 @@ from typing import ClassVar
 class OperationRow:
     """One operation of a module in the shadow run of a precision.
 
-    `ordinal` counts the operations of that name in the module's code; casts of weights, buffers and inputs have negative
-    ones and name the tensor in `detail`. `absmax` is of the shadow; `error` is the largest relative error against the
-    shadow and `error_in` that of the operands then; `flushed` counts zeros that the shadow has below the smallest normal.
+    `ordinal` counts the operations of that name in the module's code; casts of weights, buffers and inputs have
+    negative ones and name the tensor in `detail`. `absmax` is of the shadow; `error` is the largest relative error
+    against the shadow and `error_in` that of the operands then; `flushed` counts zeros that the shadow has below the
+    smallest normal.
     """
 
     kind: ClassVar[str] = "operation"
@@ -59,11 +60,11 @@ class EventRow:
     """Something that went wrong at an operation, the first time that it did; counts are over all its calls.
 
     `event` is "bad" (non-finite out of good operands, where the shadow is finite), "fresh" (non-finite out of finite
-    operands, which float32's own program does not make there), "unsupported" (no kernel), "decision" (`changed` integers or
-    truths that the shadow decides otherwise) or "constant" (another constant than in float32's program). `value` is the
-    largest shadow magnitude where it went bad, `negative` whether all of it was -inf. `zero_operand` says that an operand
-    was zero whose shadow is not, `cause` where that zero came from; `harmed` and `absorbed` are the first consumers that
-    gave a wrong, or the right, finite value; each is (module, operation).
+    operands, which float32's own program does not make there), "unsupported" (no kernel), "decision" (`changed`
+    integers or truths that the shadow decides otherwise) or "constant" (another constant than in float32's program).
+    `value` is the largest shadow magnitude where it went bad, `negative` whether all of it was -inf. `zero_operand`
+    says that an operand was zero whose shadow is not, `cause` where that zero came from; `harmed` and `absorbed` are
+    the first consumers that gave a wrong, or the right, finite value; each is (module, operation).
     """
 
     kind: ClassVar[str] = "event"
@@ -117,9 +118,9 @@ class AttributionRow:
     """Which operation's rounding makes most of the output's error, by replaying in float32 all that comes after it.
 
     `metric` is "relative", "centered" (relative to the output's spread around its mean) or "decisions" (the number of
-    decisions in the program that change); `total` the error that the precision makes by it, `share` the part that this
-    operation adds to what the ones before it make. `amplifier` is the first later addition in which nearly equal terms leave
-    little else than that error, as (module, operation).
+    decisions in the program that change); `total` the error that the precision makes by it, `share` the part that
+    this operation adds to what the ones before it make. `amplifier` is the first later addition in which nearly equal
+    terms leave little else than that error, as (module, operation).
     """
 
     kind: ClassVar[str] = "attribution"

@@ -83,7 +83,9 @@ def run(
 
 def plant(mode: ShadowMode, number: int, seed: Seed, *, synced: bool) -> None:
     """Give one tensor its uncast value as shadow, and look at what the cast did to it as at an operation."""
-    _, name, module, low, value = seed
+    role, name, module, low, value = seed
+    if role != "parameter":  # the model may write into it, and the shadow may not be the original itself
+        value = value.clone()
     if synced or low.dtype == value.dtype:
         mode.shadows.sync(low) if synced else mode.shadows.give(low, value.to(wide(low.dtype)))
         return
