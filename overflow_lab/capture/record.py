@@ -11,16 +11,16 @@ from torch import nn
 
 from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows
 from overflow_lab.capture.containers import tensors
+from overflow_lab.capture.inside import Inside
 from overflow_lab.capture.model_rows import module_rows, uncalled_rows
 from overflow_lab.capture.outputs import compare_outputs
 from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.precisions import Precision, device_of, parse_precision, prepare
 from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
-from overflow_lab.capture.shadow.observe import Observer
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
-from overflow_lab.errors import OverflowLabError, one_line
+from overflow_lab.errors import OverflowLabError
 from overflow_lab.progress import Progress, Silent
 from overflow_lab.recording import BlindSpotRow, PrecisionRow, RunRow, TensorRow
 from overflow_lab.recording.writer import Writer
@@ -28,9 +28,6 @@ from overflow_lab.subjects import Batch, Subject
 
 # A model with one of these needs no tokens for its decoder: it has them, or makes them of the labels.
 _DECODED = frozenset({"decoder_input_ids", "decoder_inputs_embeds", "labels"})
-
-# Batches of one precision that are run with their shadow: the first, and the first whose output is off.
-_MOST_LOOKS = 3
 
 
 @dataclass
@@ -52,8 +49,11 @@ class Recorder:
     _before: list[TensorRow] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
     _failed: set[tuple[str, str]] = field(default_factory=set)
-    _looked: dict[str, list[bool]] = field(default_factory=dict)
     _differing: list[Precision] = field(default_factory=list)
+    _inside: Inside = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._inside = Inside(lambda reason, precision: self._blind("", reason, precision))
 
     def run(self) -> None:
         """Record all batches in all precisions.
@@ -157,30 +157,17 @@ class Recorder:
         except RunFailed as failure:
             self._failed.add((low.precision, "forward"))
             self.writer.append(failure.row)
-        self._look_inside(low, base, reference, off=off)
+        if self.level == "operation":
+            for seen in self._inside.forward(low, base.prepared, reference, off=off):
+                self.writer.append(seen)
         for strategy in reference.answers:
             # Of answers from NaN or inf nobody asks whether they are near ties.
-            self._answer(low, reference, strategy, base if finite else None)
+            self._answer(low, base, reference, strategy, tied=finite)
 
-    def _look_inside(self, low: Watched, base: Watched, reference: Reference, *, off: bool) -> None:
-        """Run one batch with its shadow: the first of each precision, and the first ones whose output is off."""
-        looked = self._looked.setdefault(low.precision, [])
-        if self.level != "operation" or len(looked) >= _MOST_LOOKS or (looked and (not off or any(looked))):
-            return
-        looked.append(off)
-        observer = Observer(base.prepared, low.prepared)
-        try:
-            rows = observer.observe((reference.inputs, reference.batch.positional), reference.number, off=off)
-        except Exception as error:
-            self._blind("", f"the shadow run ended early: {one_line(error)}", low.precision)
-            return
-        for row in rows:
-            self.writer.append(row)
-
-    def _answer(self, low: Watched, reference: Reference, strategy: str, base: Watched | None) -> None:
+    def _answer(self, low: Watched, base: Watched, reference: Reference, strategy: str, *, tied: bool) -> None:
         """Compare one precision's answers with float32's; an exception is an answer too.
 
-        `base`, float32, tells the margins of those that differ.
+        With `tied`, float32 tells the margins of those that differ: they may be near ties.
         """
         generation = self.subject.generation
         assert generation is not None
@@ -192,8 +179,11 @@ class Recorder:
                 self._failed.add((low.precision, strategy))
                 self.writer.append(failure.row)
         context = AnswerContext(low.precision, strategy, reference.number, reference.batch)
-        margins = base.margins(strategy, reference, generation, got) if base and got.tokens else []
+        margins = base.margins(strategy, reference, generation, got) if tied and got.tokens else []
         expected = reference.answers[strategy]
+        if self.level == "operation" and got.tokens != expected.tokens:
+            for seen in self._inside.answer(low, base.prepared, reference, strategy, generation):
+                self.writer.append(seen)
         for row in answer_rows(context, expected, got, generation, texts=self.store_texts, margins=margins):
             self.writer.append(row)
 

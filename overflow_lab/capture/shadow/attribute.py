@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from overflow_lab.capture.precisions import Prepared
+from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.operations import ADDING
 from overflow_lab.capture.shadow.program import ProgramLog
-from overflow_lab.capture.shadow.run import CAST, Call, ShadowRun, input_seeds, run, seeds
+from overflow_lab.capture.shadow.run import CAST, ShadowRun, input_seeds, run, seeds
 from overflow_lab.capture.shadow.sites import SiteKey
 
 Metric = Callable[[ShadowRun, ShadowRun], float]
@@ -121,9 +122,8 @@ class Attribution:
 
     def _cast(self, total: float, wanted: float) -> Blame | None:
         """Return the cast that makes most of the error: by halving the set of tensors that are taken as cast."""
-        named = {f"#{i}": value for i, value in enumerate(self.call[1])}
-        inputs = {**dict(self.call[0]), **named}
-        planted = [*seeds(self.prepared.model, self.original), *input_seeds(self.prepared.inputs(inputs), inputs)]
+        low = self.call.cast(self.prepared)
+        planted = [*seeds(self.prepared.model, self.original), *input_seeds(low.named(), self.call.named())]
         names = [seed[1] for seed in planted if seed[3].dtype != seed[4].dtype]
         while len(names) > 1 and self.runs < _MOST_RUNS:
             halves = names[: len(names) // 2], names[len(names) // 2 :]

@@ -56,11 +56,12 @@ class ShadowMode(TorchDispatchMode):
         self.sync_until = -1 if sync_until is None else sync_until
         self.records = sync_until is None
         self.clock = 0
-        self.call = 0
+        self.call = -1
         self.sites: dict[SiteKey, Site] = {}
         self.events: dict[tuple[str, SiteKey], Event] = {}
         self.scalars: dict[SiteKey, tuple[float, ...]] = {}
         self.unreplayed: set[str] = set()
+        self.random: set[str] = set()
         self.decisions: list[torch.Tensor] = []
         self._keys: list[SiteKey] = []
         self.recent: deque[tuple[int, SiteKey]] = deque(maxlen=64)
@@ -91,6 +92,8 @@ class ShadowMode(TorchDispatchMode):
             return result
         drew = state is not None and not torch.equal(state, _random_state(step))
         if operations.is_unset(step.name) or drew:
+            if drew:
+                self.random.add(step.name)
             self._sync(step, result)
             return result
         self._follow(step, result, high)
@@ -324,6 +327,12 @@ class ShadowMode(TorchDispatchMode):
     def decide(self, scores: torch.Tensor) -> None:
         """Take the best of each row of an output as a decision, as whoever reads it will."""
         self.decisions.append(self.shadows.of(scores).argmax(-1))
+
+    def enter(self, stack: list[str]) -> None:
+        """A module begins; each call of the model itself, which in `generate` is a step, is counted."""
+        self.ordinals.enter()
+        if len(stack) == 1:
+            self.call += 1
 
     def at(self, clock: int) -> SiteKey:
         """Return the site of the operation at a clock."""

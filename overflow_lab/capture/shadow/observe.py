@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.shadow.attribute import Attribution, Blame, Metric, centered, decisions, relative
+from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.program import ProgramLog
-from overflow_lab.capture.shadow.run import Call, ShadowRun, log_program, run
+from overflow_lab.capture.shadow.run import ShadowRun, log_program, run
 from overflow_lab.capture.shadow.sites import Event, Site, SiteKey
 from overflow_lab.formats import FORMATS
 from overflow_lab.recording import AttributionRow, BlindSpotRow, EventRow, OperationRow
@@ -35,9 +36,12 @@ class Observer:
         precision = self.low.precision.name
         rows: list[ShadowRow] = [_operation(precision, site) for site in mode.sites.values()]
         events = sorted((e for e in mode.events.values() if not _meant(e, log)), key=lambda event: event.clock)
-        rows += [_event(precision, event, mode, batch) for event in events]
-        rows += [BlindSpotRow("", f"an operation was not replayed ({what})", precision) for what in sorted(mode.unreplayed)]
-        rows += self._attributed(call, log, made, events, off)
+        rows += [_event(precision, event, mode, (call.run, batch)) for event in events]
+        rows += [
+            BlindSpotRow("", f"an operation was not replayed ({what})", precision) for what in sorted(mode.unreplayed)
+        ]
+        if call.settings is None:
+            rows += self._attributed(call, log, made, events, off)
         mode.shadows.close()
         return rows
 
@@ -48,7 +52,9 @@ class Observer:
             if theirs is not None and theirs != scalars and key in mode.sites:
                 site = mode.sites[key]
                 detail = f"{_said(theirs)} in float32, {_said(scalars)} here"
-                mode.events["constant", key] = Event("constant", *key, clock=site.order, call=0, dtype=site.dtype, detail=detail)
+                mode.events["constant", key] = Event(
+                    "constant", *key, clock=site.order, call=0, dtype=site.dtype, detail=detail
+                )
                 return
 
     def _attributed(
@@ -80,7 +86,9 @@ def _own(made: ShadowRun) -> ShadowRun:
 def _attribution(precision: str, metric: str, blame: Blame) -> AttributionRow:
     module, op, ordinal = blame.key
     amplifier = _short(blame.amplifier)
-    return AttributionRow(precision, metric, blame.total, module, op, ordinal, blame.share, blame.runs, amplifier, blame.detail)
+    return AttributionRow(
+        precision, metric, blame.total, module, op, ordinal, blame.share, blame.runs, amplifier, blame.detail
+    )
 
 
 def _meant(event: Event, log: ProgramLog) -> bool:
@@ -96,13 +104,13 @@ def _operation(precision: str, site: Site) -> OperationRow:
     return OperationRow(precision, **vars(site))
 
 
-def _event(precision: str, event: Event, mode: ShadowMode, batch: int) -> EventRow:
+def _event(precision: str, event: Event, mode: ShadowMode, when: tuple[str, int]) -> EventRow:
     facts = {k: v for k, v in vars(event).items() if k not in ("scalars", "cause", "harmed", "absorbed")}
     cause = mode.sites.get(event.cause) if event.cause else None
     return EventRow(
         precision,
-        run="forward",
-        batch=batch,
+        run=when[0],
+        batch=when[1],
         cause=_short(event.cause),
         constant_cause=bool(cause and cause.constant_flushed),
         harmed=_short(event.harmed),

@@ -14,13 +14,13 @@ from overflow_lab.capture.module_path import ModulePath
 from overflow_lab.capture.outputs import is_scores
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.randomness import reseed
+from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode, Step
 from overflow_lab.capture.shadow.functions import Refusals
 from overflow_lab.capture.shadow.program import ProgramLog
 from overflow_lab.capture.shadow.shadows import has_shadow, wide
 
 CAST = "aten._to_copy"
-Call = tuple[Mapping[str, Any], tuple[Any, ...]]
 Seed = tuple[str, str, str, torch.Tensor, torch.Tensor]  # role, name, module, the program's tensor, its uncast value
 
 
@@ -62,17 +62,14 @@ def run(
     The names in `synced` (of parameters, buffers, inputs) begin with the program's own value as shadow, which makes what
     the cast lost a part of the shadow.
     """
-    inputs, positional = call
-    low_inputs, low_positional = prepared.inputs(dict(inputs)), prepared.inputs(tuple(positional))
-    named = {**low_inputs, **{f"#{i}": value for i, value in enumerate(low_positional)}}
-    values = {**dict(inputs), **{f"#{i}": value for i, value in enumerate(positional)}}
-    path = ModulePath(prepared.model, lambda *_: mode.ordinals.enter(), lambda *_: mode.ordinals.leave())
+    low = call.cast(prepared)
+    path = ModulePath(prepared.model, lambda *_: mode.enter(path.stack), lambda *_: mode.ordinals.leave())
     mode.path = lambda: path.current
-    for number, seed in enumerate([*seeds(prepared.model, original), *input_seeds(named, values)]):
+    for number, seed in enumerate([*seeds(prepared.model, original), *input_seeds(low.named(), call.named())]):
         plant(mode, number, seed, synced=seed[1] in synced or mode.sync_until >= 0)
     reseed()
     with path, prepared.context(), Refusals(mode.refused, lambda: mode.clock), mode:
-        output = prepared.model(*low_positional, **low_inputs)
+        output = low.make(prepared.model)
     found = tensors(output, "output", caches=False)
     mode.reached([tensor for _, tensor in found])
     for name, tensor in found:
@@ -97,10 +94,9 @@ def plant(mode: ShadowMode, number: int, seed: Seed, *, synced: bool) -> None:
 def log_program(prepared: Prepared, call: Call) -> ProgramLog:
     """Run float32's own program and return what it does."""
     log = ProgramLog()
-    inputs, positional = prepared.inputs(dict(call[0])), prepared.inputs(tuple(call[1]))
     path = ModulePath(prepared.model, lambda *_: log.ordinals.enter(), lambda *_: log.ordinals.leave())
     log.path = lambda: path.current
     reseed()
     with path, prepared.context(), log:
-        prepared.model(*positional, **inputs)
+        call.cast(prepared).make(prepared.model)
     return log

@@ -1,0 +1,64 @@
+"""Which calls are looked at from inside, by a shadow run, and that no failure of it ends a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from overflow_lab.capture.precisions import Prepared
+from overflow_lab.capture.runs import Reference, Watched
+from overflow_lab.capture.shadow.call import Call
+from overflow_lab.capture.shadow.observe import Observer, ShadowRow
+from overflow_lab.errors import one_line
+from overflow_lab.recording import EventRow
+from overflow_lab.subjects import Generation
+
+# A shadow run costs several plain ones. So of each precision the first batch is looked at, and the first whose output
+# is off; and an answer of `generate` that is not float32's, where no forward has explained it.
+_FIRST, _OFF, _ANSWER = "first", "off", "answer"
+
+
+@dataclass
+class Inside:
+    """Looks inside the calls of all precisions; `blind(reason, precision)` is told of what could not be seen."""
+
+    blind: Callable[[str, str], None]
+    _looked: dict[str, set[str]] = field(default_factory=dict)
+    _explained: set[str] = field(default_factory=set)
+
+    def forward(self, low: Watched, base: Prepared, reference: Reference, *, off: bool) -> Sequence[ShadowRow]:
+        """Return the rows of a plain forward, none where this batch is not looked at."""
+        looked = self._looked.setdefault(low.precision, set())
+        if _OFF in looked or (_FIRST in looked and not off):
+            return ()
+        looked |= {_FIRST, _OFF} if off else {_FIRST}
+        return self._look(low, base, Call(reference.inputs, reference.batch.positional), reference.number, off=off)
+
+    def answer(
+        self, low: Watched, base: Prepared, reference: Reference, strategy: str, generation: Generation
+    ) -> Sequence[ShadowRow]:
+        """Return the rows of an answer that is not float32's, none where the fault is explained already."""
+        looked = self._looked.setdefault(low.precision, set())
+        if _ANSWER in looked or low.precision in self._explained:
+            return ()
+        looked.add(_ANSWER)
+        call = Call(dict(reference.batch.inputs), settings=generation.strategies[strategy], run=strategy)
+        return self._look(low, base, call, reference.number, off=True)
+
+    def _look(self, low: Watched, base: Prepared, call: Call, batch: int, *, off: bool) -> Sequence[ShadowRow]:
+        try:
+            rows = Observer(base, low.prepared).observe(call, batch, off=off)
+        except MemoryError:
+            raise
+        except Exception as error:  # the plain run has said how the model itself fares
+            self.blind(f"the shadow run of {call.run} ended early: {one_line(error)}", low.precision)
+            return ()
+        if any(_is_fault(row) for row in rows):
+            self._explained.add(low.precision)
+        return rows
+
+
+def _is_fault(row: ShadowRow) -> bool:
+    if not isinstance(row, EventRow):
+        return False
+    return row.event == "unsupported" or (row.event == "bad" and bool(row.harmed or row.reaches_output))
