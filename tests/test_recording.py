@@ -26,6 +26,7 @@ from overflow_lab.recording import (
     Header,
     ModuleRow,
     Moment,
+    NoiseRow,
     OperationRow,
     OutputRow,
     PrecisionRow,
@@ -57,6 +58,7 @@ ROWS: list[Any] = [
     ),
     EventRow("float16", "bad", "a", "aten.mm", 0, 3, "forward", 0, 0, inf=1, value=1e6, harmed=("b", "aten.add")),
     AttributionRow("float16", "relative", 0.5, "a", "aten.add", 1, 0.9, 12, amplifier=("b", "aten.sub")),
+    NoiseRow("bfloat16", 0.01),
     BlindSpotRow("a", "was never called"),
 ]
 

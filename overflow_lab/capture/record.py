@@ -13,6 +13,7 @@ from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows
 from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.inside import Inside
 from overflow_lab.capture.model_rows import module_rows, uncalled_rows
+from overflow_lab.capture.noise import noise_row
 from overflow_lab.capture.outputs import compare_outputs
 from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.precisions import Precision, device_of, parse_precision, prepare
@@ -20,7 +21,7 @@ from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
-from overflow_lab.errors import OverflowLabError
+from overflow_lab.errors import OverflowLabError, one_line
 from overflow_lab.progress import Progress, Silent
 from overflow_lab.recording import BlindSpotRow, PrecisionRow, RunRow, TensorRow
 from overflow_lab.recording.writer import Writer
@@ -158,11 +159,28 @@ class Recorder:
             self._failed.add((low.precision, "forward"))
             self.writer.append(failure.row)
         if self.level == "operation":
+            self._measure_noise(low, base, reference)
             for seen in self._inside.forward(low, base.prepared, reference, off=off):
                 self.writer.append(seen)
         for strategy in reference.answers:
             # Of answers from NaN or inf nobody asks whether they are near ties.
             self._answer(low, base, reference, strategy, tied=finite)
+
+    def _measure_noise(self, low: Watched, base: Watched, reference: Reference) -> None:
+        """Write the noise floor of a precision, on the first batch."""
+        key = f"noise:{low.precision}"
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        try:
+            row = noise_row(base.prepared, reference, low.precision, low.prepared.precision.dtype)
+        except MemoryError:
+            raise
+        except Exception as error:  # a model that torch.func cannot call: the tolerance stands alone
+            self._blind("", f"the noise floor could not be measured: {one_line(error)}", low.precision)
+            return
+        if row is not None:
+            self.writer.append(row)
 
     def _answer(self, low: Watched, base: Watched, reference: Reference, strategy: str, *, tied: bool) -> None:
         """Compare one precision's answers with float32's; an exception is an answer too.

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar, cast
 
 from overflow_lab.errors import RecordingFormatError, UsageError
 from overflow_lab.recording.codec import decode
-from overflow_lab.recording.operation_rows import AttributionRow, EventRow, OperationRow
+from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
 from overflow_lab.recording.rows import (
     AnswerRow,
     BlindSpotRow,
@@ -149,6 +149,7 @@ __all__ = [
     "Header",
     "ModuleRow",
     "Moment",
+    "NoiseRow",
     "OperationRow",
     "OutputRow",
     "PrecisionRow",

@@ -13,7 +13,7 @@ from overflow_lab.recording.rows import ROW_TYPES, Footer, Header, Moment
 
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FLOATS = frozenset(
-    {"error_squares", "reference_squares", "kl_sum", "sum", "sum_of_squares", "absmax", "energy_lost"}
+    {"error_squares", "reference_squares", "kl_sum", "sum", "sum_of_squares", "absmax", "energy_lost", "relative_error"}
     | {"value", "error", "error_in", "total", "share"}
 )
 

@@ -114,6 +114,15 @@ class EventRow:
 
 
 @dataclass(frozen=True)
+class NoiseRow:
+    """How far the output moves, relatively, when every weight is rounded to the precision's format at random."""
+
+    kind: ClassVar[str] = "noise"
+    precision: str
+    relative_error: float
+
+
+@dataclass(frozen=True)
 class AttributionRow:
     """Which operation's rounding makes most of the output's error, by replaying in float32 all that comes after it.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from overflow_lab.ranges import Range
-from overflow_lab.recording.operation_rows import AttributionRow, EventRow, OperationRow
+from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
 
 
 @dataclass(frozen=True)
@@ -288,6 +288,7 @@ Row = (
     | OperationRow
     | EventRow
     | AttributionRow
+    | NoiseRow
     | BlindSpotRow
 )
 ROW_TYPES: Mapping[str, type[Any]] = {cls.kind: cls for cls in get_args(Row)}
