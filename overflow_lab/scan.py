@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from overflow_lab.capture.precisions import Precision
+    from overflow_lab.capture.record import Recorder
     from overflow_lab.progress import Progress
     from overflow_lab.subjects import Subject
     from overflow_lab.subjects.options import SubjectOptions
+
+LEVELS = ("auto", "operation", "module")
 
 
 @dataclass(frozen=True)
@@ -92,33 +95,42 @@ def scan(
     "demo". `precisions` names the low precisions; float32 always runs. `recording` is a file to write (.jsonl or
     .jsonl.gz); without it the recording stays in memory. Further options are the fields of
     `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and `store_texts=True`,
-    which keeps prompts and answers in the recording. A model in memory is asked to generate with `generate=True` only;
-    `tokenizer` then turns its answers into text.
+    which keeps prompts and answers in the recording. `level="module"` leaves out the shadow run, which names
+    operations; "auto" does so for models of more than two billion parameters. A model in memory is asked to generate
+    with `generate=True` only; `tokenizer` then turns its answers into text.
 
     Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
     recording saved; KeyboardInterrupt is passed on, the recording saved as well.
     """
     from overflow_lab.capture.precisions import parse_precisions
+    from overflow_lab.capture.record import Recorder
+    from overflow_lab.progress import Silent
 
     store_texts, tokenizer = bool(options.pop("store_texts", False)), options.pop("tokenizer", None)
+    level = _level(options.pop("level", "auto"))
     wanted = parse_precisions([precisions] if isinstance(precisions, str) else precisions)
     if not isinstance(model, (str, Path)):
         options.setdefault("device", _device(model))
     subject = _subject(model, inputs, options, tokenizer)
-    writer = Writer(None if recording is None else Path(recording), _header(subject, wanted, options))
-    return _recorded(subject, wanted, writer, progress, store_texts)
+    writer = Writer(
+        None if recording is None else Path(recording), _header(subject, wanted, {**options, "level": level})
+    )
+    return _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level))
 
 
-def _recorded(
-    subject: Subject, wanted: tuple[Precision, ...], writer: Writer, progress: Progress | None, store_texts: bool
-) -> Scan:
-    from overflow_lab.capture.record import Recorder
-    from overflow_lab.progress import Silent
+def _level(level: str) -> str:
+    """Return the level, "auto", "operation" or "module". Raises UsageError for any other."""
+    if level not in LEVELS:
+        raise UsageError(f"the level is {level!r}; choose among {', '.join(LEVELS)}.")
+    return level
 
+
+def _recorded(recorder: Recorder) -> Scan:
+    writer = recorder.writer
     path = None if writer.path is None else str(writer.path)
     try:
         with writer, _quiet():
-            Recorder(subject, wanted, writer, progress or Silent(), store_texts).run()
+            recorder.run()
     except UsageError:
         raise
     except Exception as error:  # the user's data loader or loading code among them: what was recorded is saved
@@ -145,7 +157,8 @@ def _subject(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: Any
     wrong = [name for name in options if name not in known]
     if wrong:
         raise UsageError(
-            f"scan() has no option {wrong[0]!r}; choose among {', '.join([*known, 'store_texts', 'tokenizer'])}."
+            f"scan() has no option {wrong[0]!r}; "
+            f"choose among {', '.join([*known, 'level', 'store_texts', 'tokenizer'])}."
         )
     texts = options.get("texts")
     chosen = SubjectOptions(**{**options, "texts": (texts,) if isinstance(texts, str) else texts and tuple(texts)})
@@ -191,7 +204,7 @@ def _header(subject: Subject, wanted: tuple[Precision, ...], options: Mapping[st
     shown = {
         k: v
         for k, v in options.items()
-        if isinstance(v, (int, float, bool)) or k in ("attn_implementation", "task", "device")
+        if isinstance(v, (int, float, bool)) or k in ("attn_implementation", "task", "device", "level")
     }
     return Header(
         format=FORMAT,

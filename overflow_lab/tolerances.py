@@ -10,6 +10,8 @@ TOLERATED_ROUNDINGS = 16
 # An output whose error is above this share of its own spread has lost what sets its elements apart (scores near 1,
 # say).
 SPREAD = 0.15
+# Above this share of changed decisions an output is called imprecise even where its error is small.
+TIES = 0.25
 
 
 def tolerance(fmt: FloatFormat) -> float:

@@ -21,7 +21,7 @@ def verdicts(
     model: nn.Module, *inputs: Any, precisions: Any = ("float16", "bfloat16"), **named: Any
 ) -> dict[str, Verdict]:
     given = named if named else tuple(inputs)
-    return dict(overflow_lab.scan(model.eval(), given, precisions=precisions).verdicts)
+    return dict(overflow_lab.scan(model.eval(), given, precisions=precisions, level="module").verdicts)
 
 
 def origin(verdict: Verdict) -> str | None:
@@ -205,7 +205,7 @@ def test_bool_and_empty_inputs_are_no_fault() -> None:
 
 def test_one_bad_batch_among_many_is_found() -> None:
     model = nn.Sequential(linear(100.0), Step(lambda x: x / 100))
-    scan = overflow_lab.scan(model, [(X,), (X * 300,), (X,)])
+    scan = overflow_lab.scan(model, [(X,), (X * 300,), (X,)], level="module")
     found = scan.verdicts["float16"]
     assert (found.verdict, origin(found)) == ("overflow", "0")
     assert scan.diagnosis.findings[0].evidence["batch"] == 1

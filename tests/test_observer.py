@@ -217,7 +217,7 @@ def test_ctrl_c_in_the_second_batch_of_the_second_precision_keeps_all_that_was_b
     model = chain(torch.tanh, explode(KeyboardInterrupt(), count))
     path = tmp_path / "r.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        overflow_lab.scan(model, [(X,), (X,), (X,)], recording=path)
+        overflow_lab.scan(model, [(X,), (X,), (X,)], recording=path, level="module")
     found = overflow_lab.Scan.from_recording(path)
     rows = {(row.precision, row.module, row.port): row.calls for row in found.recording.of(RangeRow)}
     assert rows["float32", "1", "output"] == rows["float16", "1", "output"] == 3

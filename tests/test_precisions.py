@@ -19,7 +19,7 @@ from overflow_lab.capture.precisions import (
     prepare,
 )
 from overflow_lab.errors import UsageError
-from overflow_lab.subjects import Subject
+from overflow_lab.subjects import Batch, Subject
 from overflow_lab.subjects.module import from_module
 from tests.modules import Calling
 
@@ -124,6 +124,17 @@ def test_the_row_says_how_the_precision_was_executed() -> None:
     }
     assert details == {"fp32": "float32 throughout: the reference", "fp16-to": "cast by .to(float16)"}
     assert "torch.autocast(dtype=bfloat16)" in prepare(subject(nn.ReLU()), parse_precision("bf16-autocast")).row.detail
+
+
+def test_buffers_that_the_loader_alone_leaves_in_float32_are_named_with_the_way_to_cast_them() -> None:
+    model = nn.Module()
+    for layer in ("a", "b"):
+        model.add_module(layer, nn.Module())
+        model.get_submodule(layer).register_buffer("inv_freq", torch.ones(2))
+    loads = Subject("m", "folder", lambda dtype: model, (Batch(),), loader_casts=True)
+    detail = prepare(loads, parse_precision("fp16")).row.detail
+    assert detail.endswith("2 buffers (inv_freq) stayed in float32, which -p float16-to casts")
+    assert "buffer" not in prepare(loads, parse_precision("fp16-to")).row.detail
 
 
 def test_a_model_without_parameters_is_where_its_buffers_are() -> None:

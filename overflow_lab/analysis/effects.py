@@ -7,12 +7,10 @@ import math
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FloatFormat
 from overflow_lab.recording import AnswerRow, OutputRow, Recording
-from overflow_lab.tolerances import tolerance
+from overflow_lab.tolerances import TIES, tolerance
 
 # Decisions that float32 makes clearly hardly ever change in a healthy model; near ties are not counted (see `effect`).
 TOLERATED_CHANGES = 0.05
-# Above this share of overruled decisions the output is called imprecise even where its error is small.
-TIES = 0.25
 
 
 def effect(recording: Recording, precision: str, fmt: FloatFormat) -> Effect:

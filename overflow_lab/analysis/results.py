@@ -19,6 +19,21 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Link:
+    """One link of an explanation: at `module` in `op` (None where it is of no module) happens what `text` says.
+
+    `role` is "effect" (what reaches the output), "carrier" (passed it on), "harm" (made a wrong finite value of it),
+    "amplifier", "origin" or "cause" (what the origin was given). `source` is the line of code, where it is known.
+    """
+
+    role: str
+    text: str
+    module: str | None = None
+    op: str | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True)
 class Effect:
     """What reaches the output of one precision, against float32.
 
@@ -55,7 +70,10 @@ class Effect:
 
 @dataclass(frozen=True)
 class Finding:
-    """One diagnosed fault: what kind, by which mechanism, where, how bad, and the numbers it rests on."""
+    """One diagnosed fault: what kind, by which mechanism, where, how bad, and the numbers it rests on.
+
+    `chain` explains it, from what reaches the output back to the origin.
+    """
 
     precision: str
     kind: str
@@ -66,6 +84,7 @@ class Finding:
     value: float | None = None
     limit: float | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    chain: tuple[Link, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as in JSON."""
@@ -73,12 +92,16 @@ class Finding:
             **vars(self),
             "origin": None if self.origin is None else dict(vars(self.origin)),
             "evidence": dict(self.evidence),
+            "chain": [dict(vars(link)) for link in self.chain],
         }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement on one precision. `reason` is one sentence with the number, `advice` what to do next."""
+    """The judgement on one precision. `reason` is one sentence with the number, `advice` what to do next.
+
+    `chain` is that of the finding which the verdict names.
+    """
 
     precision: str
     verdict: str
@@ -90,6 +113,7 @@ class Verdict:
     value: float | None = None
     limit: float | None = None
     effect: Effect = field(default_factory=Effect)
+    chain: tuple[Link, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as in the JSON contract."""
@@ -103,6 +127,7 @@ class Verdict:
             "output": self.effect.to_dict(),
             "reason": self.reason,
             "advice": self.advice,
+            "chain": [dict(vars(link)) for link in self.chain],
         }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from overflow_lab.analysis.chain import chain
 from overflow_lab.analysis.effects import effect, is_wrong
 from overflow_lab.analysis.findings import findings
 from overflow_lab.analysis.index import REFERENCE, Index, index
@@ -24,6 +27,7 @@ def analyze(recording: Recording) -> Diagnosis:
         made = findings(found, name, reached, severity)
         if not made and not found.was_run(name):
             continue  # a scan that ended early has nothing to say about it
+        made = [dataclasses.replace(finding, chain=chain(found, finding, reached)) for finding in made]
         verdicts[name] = _verdict(found, name, reached, made)
         everything += made
     everything.sort(key=lambda finding: -SEVERITIES.index(finding.severity))
@@ -56,6 +60,7 @@ def _verdict(found: Index, precision: str, reached: Effect, made: list[Finding])
         value=first.value,
         limit=first.limit,
         effect=reached,
+        chain=first.chain,
     )
 
 

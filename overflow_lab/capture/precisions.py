@@ -107,7 +107,8 @@ def prepare(subject: Subject, precision: Precision) -> Prepared:
     if precision.cast == "to":
         model = model.to(dtype)
     kept = kept_in_float32(model) if dtype is not None else ()
-    row = PrecisionRow(precision.name, precision.dtype, precision.cast, kept, _detail(precision, kept))
+    wide = wide_buffers(model) if precision.cast == "loader" and subject.loader_casts else ()
+    row = PrecisionRow(precision.name, precision.dtype, precision.cast, kept, _detail(precision, kept, wide))
     return Prepared(precision, model, row, dtype, device_of(model).type)
 
 
@@ -130,11 +131,23 @@ def kept_in_float32(model: nn.Module) -> tuple[str, ...]:
     )
 
 
-def _detail(precision: Precision, kept: tuple[str, ...]) -> str:
+def wide_buffers(model: nn.Module) -> tuple[str, ...]:
+    """Return the float32 buffers that `.to(dtype)` would cast, such as rotary frequencies made anew by a loader."""
+    import torch
+
+    return tuple(name for name, buffer in model.named_buffers() if buffer.dtype == torch.float32)
+
+
+def _detail(precision: Precision, kept: tuple[str, ...], wide: tuple[str, ...] = ()) -> str:
     """Return one sentence on how the precision was executed."""
     if precision.cast == "autocast":
         return f"float32 weights under torch.autocast(dtype={precision.dtype})"
     if precision.cast == "none":
         return "float32 throughout: the reference"
     how = "cast by the model's loader" if precision.cast == "loader" else f"cast by .to({precision.dtype})"
-    return f"{how}; {len(kept)} modules stayed in float32" if kept else how
+    parts = [how, f"{len(kept)} modules stayed in float32"] if kept else [how]
+    if wide:
+        names = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in wide))
+        count = "1 buffer" if len(wide) == 1 else f"{len(wide)} buffers"
+        parts.append(f"{count} ({names}) stayed in float32, which -p {precision.dtype}-to casts")
+    return "; ".join(parts)

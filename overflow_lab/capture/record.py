@@ -23,12 +23,16 @@ from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
 from overflow_lab.errors import OverflowLabError, one_line
 from overflow_lab.progress import Progress, Silent
-from overflow_lab.recording import BlindSpotRow, PrecisionRow, RunRow, TensorRow
+from overflow_lab.recording import BlindSpotRow, OutputRow, PrecisionRow, RunRow, TensorRow
 from overflow_lab.recording.writer import Writer
 from overflow_lab.subjects import Batch, Subject
+from overflow_lab.tolerances import TIES
 
 # A model with one of these needs no tokens for its decoder: it has them, or makes them of the labels.
 _DECODED = frozenset({"decoder_input_ids", "decoder_inputs_embeds", "labels"})
+
+# Above this a shadow run takes minutes and three times the memory of the model.
+MOST_PARAMETERS = 2_000_000_000
 
 
 @dataclass
@@ -45,7 +49,7 @@ class Recorder:
     progress: Progress = field(default_factory=Silent)
     store_texts: bool = False
     memory: int = 1 << 30
-    level: str = "operation"
+    level: str = "auto"
     _ports: dict[str, Ports] = field(default_factory=dict)
     _before: list[TensorRow] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
@@ -66,6 +70,7 @@ class Recorder:
             self.progress.stage("loading in float32")
             base = self._watched(parse_precision("float32"))
             self._describe(base.prepared.model)
+            self._choose_level(base.prepared.model)
             batches = enumerate(self.subject.batches)
             chunk = self._reference(base, batches)
             if not chunk:
@@ -77,6 +82,16 @@ class Recorder:
                     self._low(precision, base, chunk)
                 chunk = self._reference(base, batches)
             self._finish(base)
+
+    def _choose_level(self, model: nn.Module) -> None:
+        """Leave out the shadow run for a large model that nobody asked it for, and say so."""
+        if self.level != "auto":
+            return
+        parameters = sum(p.numel() for p in model.parameters())
+        self.level = "operation" if parameters <= MOST_PARAMETERS else "module"
+        if self.level == "module":
+            why = f"the shadow run is left out above {MOST_PARAMETERS:,} parameters (--level operation runs it)"
+            self._blind("", f"no operation is named: {why}")
 
     def _reference(self, base: Watched, batches: Iterator[tuple[int, Batch]]) -> list[Reference]:
         """Run float32 on the next batches, until what is held for comparison reaches the budget."""
@@ -152,7 +167,7 @@ class Recorder:
                 for row in rows:
                     self.writer.append(row)
                 finite = not any(row.nonfinite for row in rows)
-                off = not finite or any((row.relative_error or 0.0) > low.tolerance or row.changed for row in rows)
+                off = not finite or any(_is_off(row, low.tolerance) for row in rows)
                 for port in apart:
                     self._blind("", f"{port} has another shape than in float32: not compared", low.precision)
         except RunFailed as failure:
@@ -270,6 +285,11 @@ class Recorder:
         if key not in self._seen:
             self._seen.add(key)
             self.writer.append(BlindSpotRow(module, reason, precision))
+
+
+def _is_off(row: OutputRow, tolerance: float) -> bool:
+    """Return whether an output differs by more than rounding and a few near ties explain."""
+    return (row.relative_error or 0.0) > tolerance or row.changed > TIES * row.decisions
 
 
 def _named_inputs(inputs: dict[str, Any]) -> list[Named]:

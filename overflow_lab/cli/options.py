@@ -54,6 +54,9 @@ ReportFile = Annotated[
     Path | None,
     typer.Option("--report", help="The report to write [default: reports/MODEL.html].", show_default=False),
 ]
+Level = Annotated[
+    str, typer.Option(help="operation names operations by a shadow run, module does not; auto looks at the size.")
+]
 StoreTexts = Annotated[bool, typer.Option("--store-texts", help="Keep prompts and answers in recording and report.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the verdicts as one JSON object instead of text.")]
 FailOn = Annotated[

@@ -42,6 +42,7 @@ def scan(
     subfolder: opt.Subfolder = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     allow_pickle: opt.AllowPickle = False,
+    level: opt.Level = "auto",
     store_texts: opt.StoreTexts = False,
     recording: opt.RecordingFile = None,
     report: opt.ReportFile = None,

@@ -37,7 +37,10 @@ def print_text(recording: Recording, diagnosis: Diagnosis, *, quiet: bool) -> No
     """Print the verdicts and the worst sites; with `quiet` the verdicts alone."""
     from overflow_lab.report import terminal
 
-    Console(highlight=False).print(terminal.render(recording, diagnosis, brief=quiet))
+    try:
+        Console(highlight=False).print(terminal.render(recording, diagnosis, brief=quiet))
+    except SystemExit:  # rich's answer to a closed pipe, with 1, which here would mean a verdict at --fail-on
+        raise BrokenPipeError from None
 
 
 def check_fail_on(fail_on: str) -> None:

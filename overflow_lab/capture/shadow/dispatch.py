@@ -4,51 +4,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from overflow_lab.capture.shadow import judge, operations
 from overflow_lab.capture.shadow.program import ProgramLog
-from overflow_lab.capture.shadow.shadows import Shadows, has_shadow, wide
+from overflow_lab.capture.shadow.shadows import Memory, Shadows, has_shadow, wide
 from overflow_lab.capture.shadow.sites import Event, Ordinals, Site, SiteKey, source_line
+from overflow_lab.capture.shadow.step import Step, decided_in, random_state, unlike
 from overflow_lab.errors import one_line
 
 # Elements of decisions that are kept to tell which operation changed them.
 _MOST_DECISIONS = 1 << 22
 
 
-@dataclass
-class Step:
-    """One operation as it is about to run, with what is known of its operands."""
-
-    op: Any
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    reads: list[torch.Tensor]
-    writes: list[torch.Tensor]
-    key: SiteKey
-    bad: set[int]
-    flush: set[SiteKey]
-    error: float
-    scalars: tuple[float, ...]
-    before: list[tuple[torch.Tensor, torch.Tensor]]
-
-
 class ShadowMode(TorchDispatchMode):
     """Runs a program under a dispatch mode, with shadows beside its tensors; `path` gives the running module.
 
-    With `sync_until` the shadows follow the program up to that operation (they are its own values) and go on in float32 from
-    there: what reaches the output is then the error that the operations up to there caused. Nothing of the program's is
-    changed, but where an operation has no kernel for its dtypes: that one is done in float32, and an event says so.
+    With `sync_until` the shadows follow the program up to that operation (they are its own values) and go on in float32
+    from there: what reaches the output is then the error that the operations up to there caused. Nothing of the
+    program's is changed, but where an operation has no kernel for its dtypes: that one is done in float32, and an event says so.
+
+    `unreplayed` names the operations after which shadows begin anew with the program's values, and why; `random` those
+    that drew random numbers, which are the shadow's too.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, *, baseline: ProgramLog | None = None, sync_until: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.shadows = Shadows()
         self.baseline = baseline
         self.path: Callable[[], str] = str
@@ -71,42 +57,76 @@ class ShadowMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if op.is_view:
+        facts = operations.facts_of(op)
+        if facts.views:
             return op(*args, **kwargs)
         self.clock += 1
-        written = operations.written(op, args, kwargs)
+        written = operations.written(facts, args, kwargs)
         step = self._prepare(op, args, kwargs, [t for t in written if has_shadow(t)])
-        if len(step.writes) < len(written):  # it writes integers: to replay it would write them twice
-            result = self._execute(step)
-            self._sync(step, result)
-            return result
+        if len(step.writes) < len(written):
+            return self._written_otherwise(step, written)
         if self.clock <= self.sync_until:
             result = self._execute(step)
             self._sync(step, result)
             self._decided(step, result)
             return result
-        high = operations.as_shadow((args, kwargs), self.shadows.of)
-        state = _random_state(step) if operations.may_draw(op) else None
+        reason = unlike(step)
+        if reason:
+            return self._alone(step, reason)
+        try:
+            high = operations.as_shadow((args, kwargs), self.shadows.of)
+        except Exception as error:
+            return self._alone(step, one_line(error, limit=120))
+        state = random_state(step) if facts.draws else None
         result = self._execute(step)
-        if not step.reads and not any(has_shadow(t) for t in operations.tensors_in(result)):
+        floats = bool(step.writes) or any(has_shadow(t) for t in operations.tensors_in(result))
+        if not floats and not (facts.decides and step.reads):
             return result
-        drew = state is not None and not torch.equal(state, _random_state(step))
-        if operations.is_unset(step.name) or drew:
-            if drew:
-                self.random.add(step.name)
+        if facts.unset:
             self._sync(step, result)
-            return result
-        self._follow(step, result, high)
+        elif state is not None and not torch.equal(state, random_state(step)):
+            self._drew(step, result, high)
+        else:
+            self._follow(step, result, high)
         return result
 
+    def _written_otherwise(self, step: Step, written: list[torch.Tensor]) -> Any:
+        """Run an operation that writes what has no shadow: to replay it would write that twice."""
+        if step.writes:
+            self.unreplayed.add(f"{step.name}: it writes values and others at once")
+        result = self._execute(step)
+        self._sync(step, result)
+        for tensor in written:
+            if tensor.layout is torch.strided and not (has_shadow(tensor) or tensor.is_meta):
+                self.shadows.refresh(tensor)  # it may be the bits of a floating tensor
+        return result
+
+    def _alone(self, step: Step, reason: str) -> Any:
+        """Run an operation that cannot be replayed."""
+        result = self._execute(step)
+        if any(has_shadow(t) for t in (*step.writes, *operations.tensors_in(result))):
+            self.unreplayed.add(f"{step.name}: {reason}")
+            self._sync(step, result)
+        return result
+
+    def _drew(self, step: Step, result: Any, high: tuple[Any, Any]) -> None:
+        """Let random values be the shadow's too; a dropout's mask is applied to the shadow."""
+        self.random.add(step.name)
+        self._sync(step, result)
+        if step.name == "aten.native_dropout" and step.reads:
+            self.shadows.give(result[0], operations.dropped(*high, result[1], high[0][0]))
+            if self.records:
+                self.look(step, result[0])
+        elif step.reads and not step.facts.fills:
+            self.unreplayed.add(f"{step.name}: it draws random numbers on the way")
+
     def _prepare(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writes: list[torch.Tensor]) -> Step:
-        name = operations.name_of(op)
-        module = self.path()
-        key = (module, name, self.ordinals.next(name))
+        facts = operations.facts_of(op)
+        key = (self.path(), facts.name, self.ordinals.next(facts.name))
         self.recent.append((self.clock, key))
         self._keys.append(key)
         reads = [t for t in operations.tensors_in((args, kwargs)) if has_shadow(t)]
-        if name in ("aten.copy_", "aten.fill_", "aten.zero_"):
+        if facts.overwrites:
             reads = [t for t in reads if all(t is not w for w in writes)]
         bad, flush, error = set[int](), set[SiteKey](), 0.0
         for tensor in reads:
@@ -120,7 +140,7 @@ class ShadowMode(TorchDispatchMode):
         scalars = operations.scalars_in(args, kwargs)
         self.scalars.setdefault(key, scalars)
         before = [(t.clone(), self.shadows.of(t).clone()) for t in writes if any(t is r for r in reads)]
-        return Step(op, name, args, kwargs, reads, writes, key, bad, flush, error, scalars, before)
+        return Step(op, facts, args, kwargs, reads, writes, key, bad, flush, error, scalars, before)
 
     def _execute(self, step: Step) -> Any:
         """Run the program's operation; where it has no kernel for these dtypes, in float32, and write that down."""
@@ -138,20 +158,27 @@ class ShadowMode(TorchDispatchMode):
             return result
 
     def _in_float32(self, step: Step) -> Any:
-        low = next((t.dtype for t in step.reads if t.dtype in judge.LOW), torch.float32)
+        asked = next((i for i in operations.leaves((step.args, step.kwargs)) if isinstance(i, torch.dtype)), None)
+        low = asked or next((t.dtype for t in step.reads if t.dtype in judge.LOW), torch.float32)
 
         def up(item: Any) -> Any:
             if isinstance(item, torch.Tensor) and has_shadow(item):
                 return item.to(wide(item.dtype))
             return wide(item) if isinstance(item, torch.dtype) and item in judge.LOW else item
 
-        args, kwargs = tree_map(up, (step.args, step.kwargs))
+        args, kwargs = operations.mapped((step.args, step.kwargs), up)
         made = step.op(*args, **kwargs)
-        for written, copy in zip(step.writes, operations.written(step.op, args, kwargs), strict=False):
-            written.copy_(copy)
-        if step.writes:
-            return step.writes[0] if len(step.writes) == 1 else tuple(step.writes)
-        return tree_map(lambda t: t.to(low) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t, made)
+        copies = operations.written(step.facts, args, kwargs)
+        for own, copy in zip(step.writes, copies, strict=True):
+            own.copy_(copy)
+        owners = {id(copy): own for own, copy in zip(step.writes, copies, strict=True)}
+
+        def down(item: Any) -> Any:
+            if id(item) in owners:
+                return owners[id(item)]
+            return item.to(low) if isinstance(item, torch.Tensor) and item.dtype == torch.float32 else item
+
+        return operations.mapped(made, down)
 
     # ---- the shadow's side ----
 
@@ -164,13 +191,15 @@ class ShadowMode(TorchDispatchMode):
     def _follow(self, step: Step, result: Any, high: tuple[Any, Any]) -> None:
         """Replay on the shadows, compare, and write down what is to be seen."""
         try:
-            made = operations.replay(step.op, step.name, high[0], high[1], result)
+            self._replayed(step, result, high)
         except Exception as error:
             self.unreplayed.add(f"{step.name}: {one_line(error, limit=120)}")
             self._sync(step, result)
-            return
+
+    def _replayed(self, step: Step, result: Any, high: tuple[Any, Any]) -> None:
+        made, own_made = operations.replay(step.op, step.name, high[0], high[1], result)
         made = self._unclamped(step, made)
-        known = {self.shadows.of(t).untyped_storage()._cdata for t in step.reads}
+        known = {t.untyped_storage()._cdata for t in operations.tensors_in(high)}
         own = {t.untyped_storage()._cdata for t in (*step.reads, *step.writes)}
         for tensor in step.writes if self.records else ():
             self.look(step, tensor)
@@ -181,24 +210,30 @@ class ShadowMode(TorchDispatchMode):
             if fresh.untyped_storage()._cdata in known:
                 fresh = fresh.clone()
             if fresh.shape != low.shape:
-                self.shadows.sync(low)
+                self.unreplayed.add(
+                    f"{step.name}: the shadow has the shape {tuple(fresh.shape)}, its tensor {tuple(low.shape)}"
+                )
+                self.shadows.sync(low).marks.clear()
                 continue
             self.shadows.give(low, fresh)
             if self.records:
                 self.look(step, low)
-        self._decisions(step, result, high)
+        self._decisions(step, result, own_made)
 
     def _unclamped(self, step: Step, made: Any) -> Any:
-        """Undo, in the shadow, a clamp that float32's program does not have: the model puts it in for half precision alone."""
+        """Undo, in the shadow, a clamp that float32's program does not have: it is there for half precision alone."""
         if step.name not in operations.CLAMPS or self.baseline is None or step.key in self.baseline.scalars:
             return made
         return self.shadows.of(step.reads[0]).clone() if step.reads and not step.writes else made
 
     def look(self, step: Step, low: torch.Tensor, *, detail: str = "") -> None:
-        """Compare one result with its shadow, and write down what is to be seen; `detail` names a tensor that was cast."""
-        shadow = self.shadows.of(low)
+        """Compare a result with its shadow, and write down what is to be seen; `detail` names a cast tensor."""
+        memory, shadow = self.shadows.memory(low), self.shadows.of(low)
+        if low.is_complex():  # infinities and signs are those of the two parts
+            low, shadow = torch.view_as_real(low.resolve_conj()), torch.view_as_real(shadow.resolve_conj())
+        elif low.itemsize == 1:
+            low = low.to(shadow.dtype)  # few operations know 8 bits
         found = judge.compare(low, shadow)
-        memory = self.shadows.memory(low)
         memory.error = found.error
         site = self._site(step, low)
         site.calls += 1
@@ -208,20 +243,21 @@ class ShadowMode(TorchDispatchMode):
         site.flushed += found.flushed
         if found.error >= site.error:
             site.error, site.error_in = found.error, step.error
-        self._marks(step, low, found)
+        self._marks(step, memory, low, shadow, found)
         if detail and ("bad", step.key) in self.events:
             self.events["bad", step.key].detail = detail
         site.detail = detail
 
-    def _marks(self, step: Step, low: torch.Tensor, found: judge.Comparison) -> None:
-        memory = self.shadows.memory(low)
+    def _marks(
+        self, step: Step, memory: Memory, low: torch.Tensor, shadow: torch.Tensor, found: judge.Comparison
+    ) -> None:
         if not step.writes:
             memory.marks.clear()
         if found.new is not None:
-            numbers = step.bad or {self._origin(step, low, found.new)}
+            numbers = step.bad or {self._origin(step, low, shadow, found.new)}
             memory.marks.setdefault("bad", set()).update(numbers)
         elif step.bad:
-            self._consumed(step, low)
+            self._consumed(step, low, shadow)
         if found.nonfinite and not step.bad:
             self._fresh(step, low)
         if found.flushed:
@@ -229,10 +265,10 @@ class ShadowMode(TorchDispatchMode):
             site = self.sites[step.key]
             site.constant_flushed = site.constant_flushed or any(0 < abs(s) < tiny for s in step.scalars)
             memory.marks.setdefault("flush", set()).update(step.flush or {step.key})  # type: ignore[arg-type]
-        elif step.flush and judge.any_zeroed(low, self.shadows.of(low)):
+        elif step.flush and judge.any_zeroed(low, shadow):
             memory.marks.setdefault("flush", set()).update(step.flush)  # type: ignore[arg-type]
 
-    def _origin(self, step: Step, low: torch.Tensor, new: torch.Tensor) -> int:
+    def _origin(self, step: Step, low: torch.Tensor, shadow: torch.Tensor, new: torch.Tensor) -> int:
         """Write down that bad values were made out of good ones; return the event's number."""
         event = self._event("bad", step)
         number = id(event)
@@ -240,18 +276,22 @@ class ShadowMode(TorchDispatchMode):
         event.inf += int((torch.isinf(low) & new).sum())
         event.nan += int((torch.isnan(low) & new).sum())
         event.elements += low.numel()
-        peak = float(torch.where(new, self.shadows.of(low), 0).abs().max())
+        peak = float(torch.where(new, shadow, 0).abs().max())
         event.value = max(event.value or 0.0, peak)
         event.negative = event.negative and bool((low[new] < 0).all())
         if step.name.rstrip("_") in operations.ZERO_SENSITIVE:
             before = step.before or [(t, self.shadows.of(t)) for t in step.reads]
             event.zero_operand = event.zero_operand or any(judge.any_zeroed(a, b) for a, b in before)
         if event.zero_operand and step.flush:
-            event.cause = max((key for key in step.flush if key in self.sites), key=lambda key: self.sites[key].flushed_share, default=None)
+            event.cause = max(
+                (key for key in step.flush if key in self.sites),
+                key=lambda key: self.sites[key].flushed_share,
+                default=None,
+            )
         return number
 
     def _fresh(self, step: Step, low: torch.Tensor) -> None:
-        """Write down a bad value that no operand had, whatever the shadow says; float32's own program is the judge of it."""
+        """Write down a bad value that no operand had, whatever the shadow says; float32's own program judges it."""
         if operations.nonfinite_scalars(step.scalars):
             return
         operands = [t for t in step.reads if all(t is not w for w in step.writes)] + [a for a, _ in step.before]
@@ -263,9 +303,9 @@ class ShadowMode(TorchDispatchMode):
             event.inf += int(torch.isinf(low).sum())
             event.elements += low.numel()
 
-    def _consumed(self, step: Step, low: torch.Tensor) -> None:
+    def _consumed(self, step: Step, low: torch.Tensor, shadow: torch.Tensor) -> None:
         """A bad operand, a finite result: wrong, or as right as if the operand had been good?"""
-        wrong = judge.any_wrong(low, self.shadows.of(low), self._tainted(step, low))
+        wrong = judge.any_wrong(low, shadow, self._tainted(step, low))
         for number in step.bad:
             event = self._numbers[number]
             if wrong:
@@ -275,7 +315,7 @@ class ShadowMode(TorchDispatchMode):
 
     def _tainted(self, step: Step, low: torch.Tensor) -> torch.Tensor | None:
         """Return which elements of a pointwise result came of bad ones; None for other operations."""
-        if torch.Tag.pointwise not in step.op.tags:
+        if not step.facts.pointwise:
             return None
         mask = torch.zeros_like(low, dtype=torch.bool)
         for tensor, high in step.before or [(t, self.shadows.of(t)) for t in step.reads]:
@@ -286,12 +326,12 @@ class ShadowMode(TorchDispatchMode):
                 return None
         return mask if mask.shape == low.shape else None
 
-    def _decisions(self, step: Step, result: Any, high: tuple[Any, Any]) -> None:
+    def _decisions(self, step: Step, result: Any, made: Any) -> None:
         """Compare what is decided from floating values, as integers or as truth, with what the shadow decides."""
-        mine = _decided_in(step, result)
+        mine = decided_in(step, result)
         if not mine:
             return
-        theirs = self._decided(step, step.op(*high[0], **high[1]))
+        theirs = self._decided(step, made)
         if not self.records or all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
             return
         for number in step.bad:
@@ -302,7 +342,7 @@ class ShadowMode(TorchDispatchMode):
 
     def _decided(self, step: Step, result: Any) -> list[torch.Tensor]:
         """Keep the decisions in a result, within bounds, and return them."""
-        found = _decided_in(step, result)
+        found = decided_in(step, result)
         if sum(t.numel() for t in self.decisions) < _MOST_DECISIONS:
             self.decisions += found
         return found
@@ -320,7 +360,15 @@ class ShadowMode(TorchDispatchMode):
         found = self.events.get((what, step.key))
         if found is None:
             dtype = next((str(t.dtype).removeprefix("torch.") for t in (*step.writes, *step.reads)), "")
-            found = Event(what, *step.key, clock=self.clock, call=self.call, dtype=dtype, source=source_line(), scalars=step.scalars)
+            found = Event(
+                what,
+                *step.key,
+                clock=self.clock,
+                call=self.call,
+                dtype=dtype,
+                source=source_line(),
+                scalars=step.scalars,
+            )
             self.events[what, step.key] = found
         return found
 
@@ -346,7 +394,9 @@ class ShadowMode(TorchDispatchMode):
         done = [key for clock, key in self.recent if clock > since and key[1] != "aten._to_copy"]
         name = done[0][1] if len(done) == 1 else function if function == "numpy" else f"aten.{function.strip('_')}"
         key = (self.path(), name, 0)
-        event = Event("unsupported", *key, clock=self.clock, call=self.call, source=source_line(), detail=one_line(error))
+        event = Event(
+            "unsupported", *key, clock=self.clock, call=self.call, source=source_line(), detail=one_line(error)
+        )
         event.reaches_output = True
         self.events.setdefault(("unsupported", key), event)
 
@@ -360,16 +410,3 @@ class ShadowMode(TorchDispatchMode):
             if numbers and judge.any_new(tensor, self.shadows.of(tensor)):
                 for number in numbers:
                     self._numbers[number].reaches_output = True
-
-
-def _decided_in(step: Step, result: Any) -> list[torch.Tensor]:
-    """Return the integers and truths that an operation takes from floating values."""
-    if not step.reads or step.name not in operations.DECIDING | operations.COMPARING | {"aten._to_copy"}:
-        return []
-    return [t for t in operations.tensors_in(result) if not has_shadow(t)]
-
-
-def _random_state(step: Step) -> torch.Tensor:
-    """Return the state of the generator that an operation on these tensors would draw from."""
-    device = next((t.device for t in (*step.reads, *step.writes)), torch.device("cpu"))
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from overflow_lab.capture.shadow.shadows import wide
 
@@ -38,14 +38,16 @@ class Refusals(TorchFunctionMode):
             except Exception:
                 raise error from None  # it fails in float32 too: the model's own doing
             self._refused(getattr(function, "__name__", str(function)), error, since)
-            return tree_map(lambda t: t.to(halves[0]) if isinstance(t, torch.Tensor) and t.dtype == torch.float32 else t, result)
+            return tree_map(lambda item: _down(item, halves[0]), result)
 
 
 def _halves(args: Any, kwargs: Any) -> list[torch.dtype]:
     """Return the half-precision dtypes among the arguments."""
-    found: list[torch.dtype] = []
-    tree_map(lambda t: found.append(t.dtype) if isinstance(t, torch.Tensor) and t.dtype in LOW else None, (args, kwargs))
-    return found
+    return [t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dtype in LOW]
+
+
+def _down(item: Any, dtype: torch.dtype) -> Any:
+    return item.to(dtype) if isinstance(item, torch.Tensor) and item.dtype == torch.float32 else item
 
 
 def _up(item: Any) -> Any:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-# A finite value that came of a bad one is wrong when it is off by more than this share of its own shadow, plus this share
-# of the root mean square of the shadow around it: far above any rounding, and below what a clamp or a silent zero does.
+# A finite value that came of a bad one is wrong when it is off by more than this share of its own shadow, plus this
+# share of the root mean square of the shadow around it: far above any rounding, below what a clamp or silent zero does.
 _OFF, _OFF_RMS = 0.1, 0.05
 LOW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a result stands to its shadow; `new` masks elements that are bad though their shadow is finite (None: none)."""
+    """How a result stands to its shadow; `new` masks elements that are bad though their shadow is finite."""
 
     error: float
     absmax: float
@@ -30,16 +30,31 @@ def compare(low: torch.Tensor, shadow: torch.Tensor) -> Comparison:
         return Comparison(0.0, 0.0)
     if low.is_complex():
         low, shadow = torch.view_as_real(low.resolve_conj()), torch.view_as_real(shadow.resolve_conj())
-    value = low.to(shadow.dtype)
-    difference = value - shadow
-    sums = [difference.square().sum(), shadow.square().sum(), shadow.abs().amax()]
-    if low.dtype in LOW:
-        sums.append(((value == 0) & (shadow != 0)).sum().to(shadow.dtype))
-    error, scale, absmax, *zeroed = torch.stack(sums).tolist()
+    low_count, error, scale, least, most = _measured(low, shadow)
     if not (math.isfinite(error) and math.isfinite(scale)):
-        return _careful(value, shadow, low.dtype)
-    flushed = _flushed(value, shadow, low.dtype) if zeroed and zeroed[0] else 0
-    return Comparison(_ratio(error, scale), absmax, flushed)
+        return _careful(low.to(shadow.dtype), shadow, low.dtype)
+    flushed = _flushed(low, shadow, low.dtype) if low_count and low.dtype in LOW else 0
+    return Comparison(_ratio(error, scale), max(most, -least), flushed)
+
+
+def _measured(low: torch.Tensor, shadow: torch.Tensor) -> list[float]:
+    """Return, in one transfer, the count of zeros, the squared error, the squared shadow, and the shadow's extremes.
+
+    Each is one pass without memory of its own, but for the difference, which is widened and subtracted in place.
+    """
+    value = low.to(shadow.dtype)
+    zeros = low.numel() - torch.count_nonzero(value)
+    difference = value - shadow if value is low else value.sub_(shadow)
+    squares = [_square(difference), _square(shadow)]
+    found: list[float] = torch.stack([zeros.to(shadow.dtype), *squares, *torch.aminmax(shadow)]).tolist()
+    return found
+
+
+def _square(values: torch.Tensor) -> torch.Tensor:
+    if not values.is_contiguous():
+        return values.square().sum()
+    flat = values.view(-1)
+    return torch.dot(flat, flat)
 
 
 def _careful(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> Comparison:
@@ -55,7 +70,8 @@ def _careful(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> C
 
 
 def _flushed(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> int:
-    return int(((value == 0) & (shadow != 0) & (shadow.abs() < torch.finfo(dtype).smallest_normal)).sum())
+    tiny = shadow.abs() < torch.finfo(dtype).smallest_normal
+    return int(torch.count_nonzero(tiny & (shadow != 0) & (value == 0)))
 
 
 def _ratio(error: float, scale: float) -> float:

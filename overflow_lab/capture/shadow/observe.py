@@ -80,7 +80,7 @@ class Observer:
 def _own(made: ShadowRun) -> ShadowRun:
     """Return the run with the program's own outputs in the place of their shadows."""
     found = tensors(made.output, "output", caches=False)
-    return ShadowRun(made.mode, made.output, {name: t for name, t in found if name in made.shadows})
+    return ShadowRun(made.mode, made.output, {name: made.real.select(t) for name, t in found if name in made.shadows})
 
 
 def _attribution(precision: str, metric: str, blame: Blame) -> AttributionRow:

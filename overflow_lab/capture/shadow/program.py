@@ -1,7 +1,7 @@
 """What float32's own program does: the constants of its operations and the bad values that it makes on purpose.
 
-The shadow follows the low-precision program. Where that program is another one than float32's (an eps from `finfo`, a clamp
-for float16 alone, a mask constant), the shadow cannot know it; the two programs side by side can.
+The shadow follows the low-precision program. Where that program is another one than float32's (an eps from `finfo`, a
+clamp for float16 alone, a mask constant), the shadow cannot know it; the two programs side by side can.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from overflow_lab.capture.shadow.sites import Ordinals, SiteKey
 class ProgramLog(TorchDispatchMode):
     """Watches a program: `scalars` of each operation by site, and the sites that made `bad` values of good ones."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.path: Callable[[], str] = str
         self.ordinals = Ordinals()
         self.scalars: dict[SiteKey, tuple[float, ...]] = {}
@@ -30,12 +32,13 @@ class ProgramLog(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = op(*args, **kwargs)
-        if op.is_view:
+        facts = operations.facts_of(op)
+        if facts.views:
             return result
-        name = operations.name_of(op)
+        name = facts.name
         key = (self.path(), name, self.ordinals.next(name))
         self.scalars.setdefault(key, operations.scalars_in(args, kwargs))
-        if not operations.is_unset(name) and any(
+        if not facts.unset and any(
             has_shadow(t) and t.numel() and not bool(torch.isfinite(t).all()) for t in operations.tensors_in(result)
         ):
             self.bad.add(key)

@@ -12,13 +12,16 @@ from torch import nn
 from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.module_path import ModulePath
 from overflow_lab.capture.outputs import is_scores
+from overflow_lab.capture.positions import RealPositions
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.shadow.call import Call
-from overflow_lab.capture.shadow.dispatch import ShadowMode, Step
+from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.functions import Refusals
+from overflow_lab.capture.shadow.operations import Facts
 from overflow_lab.capture.shadow.program import ProgramLog
 from overflow_lab.capture.shadow.shadows import has_shadow, wide
+from overflow_lab.capture.shadow.step import Step
 
 CAST = "aten._to_copy"
 Seed = tuple[str, str, str, torch.Tensor, torch.Tensor]  # role, name, module, the program's tensor, its uncast value
@@ -31,6 +34,7 @@ class ShadowRun:
     mode: ShadowMode
     output: Any
     shadows: dict[str, torch.Tensor] = field(default_factory=dict)
+    real: RealPositions = field(default_factory=RealPositions)
 
 
 def seeds(low: nn.Module, original: nn.Module) -> Iterator[Seed]:
@@ -59,8 +63,8 @@ def run(
 ) -> ShadowRun:
     """Call the prepared model under `mode` on a call's uncast inputs.
 
-    The names in `synced` (of parameters, buffers, inputs) begin with the program's own value as shadow, which makes what
-    the cast lost a part of the shadow.
+    The names in `synced` (of parameters, buffers, inputs) begin with the program's own value as shadow, which makes
+    what the cast lost a part of the shadow.
     """
     low = call.cast(prepared)
     path = ModulePath(prepared.model, lambda *_: mode.enter(path.stack), lambda *_: mode.ordinals.leave())
@@ -75,7 +79,9 @@ def run(
     for name, tensor in found:
         if has_shadow(tensor) and is_scores(name, tensor):
             mode.decide(tensor)
-    return ShadowRun(mode, output, {name: mode.shadows.of(t).clone() for name, t in found if has_shadow(t)})
+    real = RealPositions.in_inputs(call.inputs)  # what the model makes of padding is no error of its output
+    wanted = {name: real.select(mode.shadows.of(t)).clone() for name, t in found if has_shadow(t)}
+    return ShadowRun(mode, output, wanted, real)
 
 
 def plant(mode: ShadowMode, number: int, seed: Seed, *, synced: bool) -> None:
@@ -87,7 +93,7 @@ def plant(mode: ShadowMode, number: int, seed: Seed, *, synced: bool) -> None:
         mode.shadows.sync(low) if synced else mode.shadows.give(low, value.to(wide(low.dtype)))
         return
     mode.shadows.give(low, value.to(wide(low.dtype)))
-    step = Step(None, CAST, (), {}, [], [], (module, CAST, -1 - number), set(), set(), 0.0, (), [])
+    step = Step(None, Facts(CAST), (), {}, [], [], (module, CAST, -1 - number), set(), set(), 0.0, (), [])
     mode.look(step, low, detail=name)
 
 

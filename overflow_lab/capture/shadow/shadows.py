@@ -12,14 +12,28 @@ _REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.c
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the shadow of a floating or complex dtype: float32, and as wide as the tensor where that is wider."""
+    """Return the dtype of the shadow of a floating or complex dtype: float32, or as wide as the tensor."""
     return _WIDE.get(dtype, torch.complex64 if dtype.is_complex else torch.float32)
 
 
 def has_shadow(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is of a kind that gets a shadow."""
-    floating = tensor.is_floating_point() or tensor.is_complex()
-    return floating and tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
+        return False
+    return not (tensor.is_meta or tensor.is_quantized or tensor.is_nested) and _is_plain(tensor)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds its own elements: a class with operations of its own may hold anything."""
+    return type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def why_not(tensor: torch.Tensor) -> str:
+    """Return of what kind a tensor is that has no shadow."""
+    if not _is_plain(tensor):
+        return type(tensor).__name__
+    kinds = (("quantized", tensor.is_quantized), ("nested", tensor.is_nested), ("meta", tensor.is_meta))
+    return next((kind for kind, holds in kinds if holds), str(tensor.layout).removeprefix("torch."))
 
 
 @dataclass
@@ -36,8 +50,8 @@ class Memory:
 class Shadows:
     """Maps the storages of a running program to flat shadows of the same number of elements.
 
-    A tensor's shadow is the view of that flat shadow with the tensor's own sizes, strides and offset; so views, in-place
-    operations and aliasing hold by themselves. A tensor that was never seen is given its own value as shadow.
+    A tensor's shadow is the view of that flat shadow with the tensor's own sizes, strides and offset; so views,
+    in-place operations and aliasing hold by themselves. A tensor that was never seen is given its own value as shadow.
     """
 
     def __init__(self) -> None:
@@ -46,8 +60,7 @@ class Shadows:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the shadow of a tensor, a view onto the memory's shadow."""
-        plain = tensor.resolve_neg() if tensor.is_neg() else tensor
-        if tensor.is_conj() or plain is not tensor:
+        if tensor.is_conj() or tensor.is_neg():
             return self._lazy(tensor)
         memory = self.memory(tensor)
         if memory.dtype != tensor.dtype:
@@ -57,7 +70,12 @@ class Shadows:
     def memory(self, tensor: torch.Tensor) -> Memory:
         """Return what is known of a tensor's storage, beginning with its own value."""
         found = self._memory.get(_key(tensor))
-        return self._new(tensor, None) if found is None else found
+        if found is None:
+            return self._new(tensor, None)
+        elements = tensor.untyped_storage().nbytes() // found.dtype.itemsize
+        if elements != found.flat.numel():
+            self._resized(found, tensor, elements)
+        return found
 
     def known(self, tensor: torch.Tensor) -> Memory | None:
         """Return what is known of a tensor's storage, None where nothing is."""
@@ -65,16 +83,46 @@ class Shadows:
 
     def give(self, tensor: torch.Tensor, value: torch.Tensor) -> Memory:
         """Let `value` (same shape) be the shadow of a tensor with a storage of its own."""
-        found = self.known(tensor)
-        if found is not None and found.dtype == tensor.dtype:
-            view = found.flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        if self.known(tensor) is None:
+            return self._new(tensor, value)
+        memory = self.memory(tensor)
+        view = self.of(tensor)
+        if _same_storage(view, memory.flat):
             view.copy_(value)
-            return found
+            return memory
         return self._new(tensor, value)
 
     def sync(self, tensor: torch.Tensor) -> Memory:
         """Let a tensor's own value be its shadow."""
+        if self.known(tensor) is None:
+            return self._new(tensor, None)
+        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.size(), strict=True)):
+            self.refresh(tensor)  # elements that share their memory cannot be written one by one
+            return self.memory(tensor)
         return self.give(tensor, tensor.detach())
+
+    def refresh(self, tensor: torch.Tensor) -> None:
+        """Let the shadow of a whole storage, where there is one, be the program's own values."""
+        memory = self.known(tensor)
+        if memory is not None:
+            memory.flat = self._own(tensor, memory.dtype)
+            memory.marks.clear()
+
+    def _own(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return all elements of a tensor's storage, widened."""
+        storage = tensor.untyped_storage()
+        flat = torch.empty(0, dtype=dtype, device=tensor.device)
+        flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
+        return flat.to(wide(dtype), copy=True)
+
+    def _resized(self, memory: Memory, tensor: torch.Tensor, elements: int) -> None:
+        """Follow a storage that has grown or shrunk: the replay may have resized the shadow already."""
+        old = memory.flat
+        if old.untyped_storage().nbytes() >= elements * old.element_size():
+            memory.flat = old.as_strided((elements,), (1,), 0)
+            return
+        memory.flat = self._own(tensor, memory.dtype)
+        memory.flat[: old.numel()] = old
 
     def _new(self, tensor: torch.Tensor, value: torch.Tensor | None) -> Memory:
         self._prune()
@@ -82,10 +130,12 @@ class Shadows:
         elements = storage.nbytes() // tensor.element_size()
         flat = self._adopted(tensor, value, elements)
         if flat is None:
-            own = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (elements,), (1,))  # type: ignore[call-overload]
-            flat = own.to(wide(tensor.dtype), copy=True)
+            flat = self._own(tensor, tensor.dtype)
             if value is not None:
                 flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
+        before = self._memory.pop(_key(tensor), None)
+        if before is not None:
+            torch.UntypedStorage._free_weak_ref(before.weak)
         memory = Memory(tensor.dtype, flat, storage._weak_ref())
         self._memory[_key(tensor)] = memory
         return memory
@@ -100,7 +150,7 @@ class Shadows:
         return value.as_strided((elements,), (1,), 0)
 
     def _reinterpreted(self, memory: Memory, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the shadow of a complex tensor seen as real or the other way round; of other bits, the value itself."""
+        """Return the shadow of a complex tensor seen as real, or the other way round; of other bits, the value."""
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         if _REAL.get(memory.dtype) == tensor.dtype:
             return torch.view_as_real(memory.flat).reshape(-1).as_strided(size, stride, offset)
@@ -109,11 +159,10 @@ class Shadows:
         return tensor.detach().to(wide(tensor.dtype), copy=True)
 
     def _lazy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the shadow of a tensor with a pending conjugation or sign: that of its memory, with the same pending."""
-        base = tensor.conj() if tensor.is_conj() else tensor
-        if base.is_neg():
-            return tensor.detach().resolve_neg().resolve_conj().to(wide(tensor.dtype), copy=True)
-        return self.of(base).conj() if tensor.is_conj() else self.of(base)
+        """Return the shadow of a tensor with a pending conjugation or sign: with the same pending."""
+        if tensor.is_neg():
+            return torch._neg_view(self.of(torch._neg_view(tensor)))
+        return self.of(tensor.conj()).conj()
 
     def _prune(self) -> None:
         """Forget storages that the program has freed."""
@@ -131,5 +180,10 @@ class Shadows:
             torch.UntypedStorage._free_weak_ref(self._memory.popitem()[1].weak)
 
 
+def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return _key(a) == _key(b)
+
+
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key

@@ -1,0 +1,219 @@
+"""Why a verdict is what it is, in three to six links: from what reaches the output back to the operation that began it.
+
+The links are taken from what was recorded and nothing is inferred: what the output shows, the module whose output is
+the first to hold NaN, the operation that made a wrong finite value of a bad one, the first module border at which a
+bad value shows (all that a hook can see), the origin, and what the origin was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from overflow_lab.analysis.index import Index, role
+from overflow_lab.analysis.mechanisms import CAST
+from overflow_lab.analysis.numbers import number, percent
+from overflow_lab.analysis.origins import bad_rows
+from overflow_lab.analysis.results import Effect, Finding, Link, Origin
+from overflow_lab.formats import FORMATS
+from overflow_lab.recording import AttributionRow, EventRow, OperationRow, RangeRow
+
+_DECIDING = ("argmax", "argmin", "argsort", "sort", "topk", "multinomial", "gt", "lt", "ge", "le", "eq", "ne")
+
+
+def chain(found: Index, finding: Finding, effect: Effect) -> tuple[Link, ...]:
+    """Return the links of a finding, the output's effect first; those that were not seen are left out."""
+    event = _event(found, finding)
+    if finding.kind == "unsupported":
+        return (Link("effect", _stopped(event)), _unsupported(finding, event))
+    before = [Link("effect", _reached(effect))]
+    if event is not None and event.event == "constant":
+        return (*before, _plain(finding, f"is given another constant than in float32: {event.detail}", event.source))
+    if event is not None:
+        return _short([*before, *_carriers(found, finding, event), *_harm(event), *_made(found, finding, event)])
+    if finding.kind in ("overflow", "nan"):
+        return _short([*before, *_at_borders(found, finding)])
+    return _short([*before, *_rounded(found, finding)])
+
+
+def _short(links: Iterable[Link]) -> tuple[Link, ...]:
+    """Return the links with those of one place joined: the same module twice in a row is one step of thought."""
+    made: list[Link] = []
+    for link in links:
+        last = made[-1] if made else None
+        if last and last.module == link.module and last.module is not None and "origin" not in (last.role, link.role):
+            joined = f"{link.text}; {last.text}"
+            made[-1] = Link(link.role, joined, link.module, link.op or last.op, link.source or last.source)
+        else:
+            made.append(link)
+    return tuple(made)
+
+
+def _event(found: Index, finding: Finding) -> EventRow | None:
+    """Return the event that a finding rests on, None where it rests on an attribution or on module borders."""
+    origin = finding.origin
+    if origin is None or finding.mechanism == "flushed-to-zero" and "source" not in finding.evidence:
+        return None
+    events = found.events.get(finding.precision, [])
+    kinds = ("unsupported",) if finding.kind == "unsupported" else ("bad", "fresh", "constant")
+    own = [e for kind in kinds for e in events if e.event == kind and (e.module, e.op) == (origin.module, origin.op)]
+    if finding.kind == "precision":
+        return next((e for e in own if e.event == "constant"), None) if "share" not in finding.evidence else None
+    caused = [e for e in events if e.event == "bad" and e.cause is not None and e.cause[:2] == (origin.module, origin.op)]
+    loose = [e for e in events if e.event == "bad" and e.zero_operand] if origin.op == CAST else []
+    return next((e for e in [*own, *caused, *loose] if e.event != "constant"), None)
+
+
+def _reached(effect: Effect) -> str:
+    """Return the two weightiest things that reach the output."""
+    said = []
+    if effect.failed_answers:
+        said.append(f"{effect.failed_answers:,} of {effect.answers:,} answers fail")
+    if effect.nonfinite:
+        said.append(f"{'all' if effect.nonfinite == 1 else percent(effect.nonfinite)} of the output is NaN or inf")
+    if effect.changed_answers:
+        said.append(f"{effect.changed_answers:,} of {effect.answers:,} answers change")
+    if effect.changed_decisions:
+        said.append(f"{percent(effect.changed_decisions)} of the decisions change")
+    if effect.relative_error:
+        said.append(f"the output is off by {percent(effect.relative_error)}")
+    return ", ".join(said[:2]) or "the output is as in float32"
+
+
+def _stopped(event: EventRow | None) -> str:
+    if event is None:
+        return "the run ends in an exception"
+    return "the run ends in an exception; this scan did the operation in float32 and went on"
+
+
+def _unsupported(finding: Finding, event: EventRow | None) -> Link:
+    text = f"raises {event.detail}" if event else finding.message.partition(": ")[2]
+    return _plain(finding, text, event.source if event else "")
+
+
+def _carriers(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
+    """Yield where infinities become NaN, and the module border where a hook would see a bad value first."""
+    rows = [row for row in bad_rows(found, finding.precision) if role(row.port) == "output"]
+    own = event.module
+    turned = next((row for row in rows if row.range.nan and row.module != own), None) if not event.nan else None
+    if turned is not None:
+        yield Link("carrier", f"{_port(turned)} is the first with NaN", turned.module)
+    first = next(iter(rows), None)
+    if first is not None and first.module != own and (turned is None or first.module != turned.module):
+        yield Link("carrier", f"{_port(first)} is the first at a module's border with {_bad(first)}", first.module)
+
+
+def _harm(event: EventRow) -> Iterator[Link]:
+    if event.harmed is None:
+        return
+    module, op = event.harmed[:2]
+    bare = op.removeprefix("aten.").rstrip("_")
+    text = "makes finite values of them, which are wrong"
+    if bare.startswith("clamp"):
+        text = "clamps them to finite values, which are wrong"
+    if bare in _DECIDING:
+        text = "decides otherwise because of them"
+    yield Link("harm", text, module, op)
+
+
+def _made(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
+    """Yield the operation that made bad values, and before it the one that gave it a zero."""
+    origin = finding.origin
+    text = f"makes {_names(event.inf, event.nan)}"
+    if origin is not None and (origin.module, origin.op) == (event.module, event.op):
+        yield _plain(finding, text + _misfit(event) + _of_tensor(event.detail), event.source)
+        return
+    yield Link("harm", f"{text}, since an operand is zero that should not be", event.module, event.op, event.source)
+    site = _site(found, finding.precision, origin)
+    share = f" in {percent(site.flushed / site.elements)} of its values" if site and site.elements and site.flushed else ""
+    yield _plain(finding, f"gives that zero: what float32 has there is too small{share}")
+
+
+def _misfit(event: EventRow) -> str:
+    limit = FORMATS[event.dtype].max if event.dtype in FORMATS else None
+    if event.value is None:
+        return ""
+    if limit is not None and event.value > limit:
+        return f": {number(event.value)} does not fit, the limit is {number(limit)}"
+    return f", where float32 has at most {number(event.value)}"
+
+
+def _at_borders(found: Index, finding: Finding) -> Iterator[Link]:
+    """Yield what module borders tell of a bad value: no operation was recorded."""
+    seen = finding.evidence.get("seen_at")
+    if isinstance(seen, str) and finding.origin is not None and seen != finding.origin.module:
+        yield Link("carrier", f"is the first to be handed {_names(finding.kind == 'overflow', finding.kind == 'nan')}", seen)
+    if finding.value is not None and finding.limit is not None and finding.value > finding.limit:
+        text = f"{number(finding.value)} does not fit, the limit is {number(finding.limit)}"
+        yield _plain(finding, text + _of_tensor(str(finding.evidence.get("tensor", ""))))
+    else:
+        yield _plain(finding, f"makes {_names(finding.kind == 'overflow', finding.kind == 'nan')}")
+
+
+def _rounded(found: Index, finding: Finding) -> Iterator[Link]:
+    """Yield an error's way: the sum that lays it bare, the operation that makes it, with its share."""
+    row = next((r for r in found.recording.of(AttributionRow) if r.precision == finding.precision), None)
+    if row is None or finding.origin is None or "share" not in finding.evidence:
+        yield from _flushed(found, finding)
+        return
+    amplifier = None if row.amplifier is None else Origin(*row.amplifier[:2])
+    blamed = finding.origin == amplifier
+    if amplifier is not None:
+        text = "is left with little else than rounding: its terms are nearly equal"
+        yield _plain(finding, text) if blamed else Link("amplifier", text, amplifier.module, amplifier.op)
+    what = {"decisions": "the changed decisions", "centered": "the error in what sets the outputs apart"}
+    text = f"makes {percent(row.share)} of {what.get(row.metric, 'the error')} alone{_grown(found, row)}"
+    if blamed:
+        yield Link("cause", text + _of_tensor(row.detail), row.module, row.op)
+    else:
+        yield _plain(finding, text + _of_tensor(row.detail))
+
+
+def _grown(found: Index, row: AttributionRow) -> str:
+    """Return by how much an operation's result is off, and its operands were."""
+    site = found.operations.get(row.precision, {}).get((row.module, row.op, row.ordinal))
+    if site is None or not site.error or site.error <= site.error_in:
+        return ""
+    return f": off by {percent(site.error)}, its operands by {percent(site.error_in)}"
+
+
+def _flushed(found: Index, finding: Finding) -> Iterator[Link]:
+    site = _site(found, finding.precision, finding.origin)
+    if finding.kind == "underflow" and site is not None and site.elements:
+        yield _plain(finding, f"gives zero for {percent(site.flushed / site.elements)} of its values, which are too small")
+    elif finding.kind == "underflow":
+        yield _plain(finding, "gives zeros where float32 has none" + _of_tensor(str(finding.evidence.get("tensor", ""))))
+    elif finding.origin is not None:
+        off = "" if finding.value is None else f": {percent(finding.value)}"
+        yield _plain(finding, f"is where the error first passes the tolerance{off}")
+
+
+def _site(found: Index, precision: str, origin: Origin | None) -> OperationRow | None:
+    """Return the operation of that name in that module that flushed most."""
+    rows = [
+        row
+        for (module, op, _), row in found.operations.get(precision, {}).items()
+        if origin is not None and (module, op) == (origin.module, origin.op)
+    ]
+    return max(rows, key=lambda row: row.flushed, default=None)
+
+
+def _plain(finding: Finding, text: str, source: str = "") -> Link:
+    """Return the origin's link."""
+    origin = finding.origin
+    return Link("origin", text, None if origin is None else origin.module, None if origin is None else origin.op, source)
+
+
+def _of_tensor(name: str) -> str:
+    return f" (`{name}`)" if name else ""
+
+
+def _names(inf: object, nan: object) -> str:
+    return " and ".join(text for there, text in ((inf, "infinities"), (nan, "NaN")) if there) or "bad values"
+
+
+def _bad(row: RangeRow) -> str:
+    return _names(row.range.posinf + row.range.neginf, row.range.nan)
+
+
+def _port(row: RangeRow) -> str:
+    return "its output" if row.port == "output" else f"its `{row.port}`"

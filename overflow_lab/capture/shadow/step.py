@@ -1,0 +1,62 @@
+"""One operation of the program as the shadow run sees it, before and after it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from overflow_lab.capture.shadow import operations
+from overflow_lab.capture.shadow.operations import Facts
+from overflow_lab.capture.shadow.shadows import has_shadow, why_not
+from overflow_lab.capture.shadow.sites import SiteKey
+
+
+@dataclass
+class Step:
+    """One operation as it is about to run, with what is known of its operands."""
+
+    op: Any
+    facts: Facts
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    reads: list[torch.Tensor]
+    writes: list[torch.Tensor]
+    key: SiteKey
+    bad: set[int]
+    flush: set[SiteKey]
+    error: float
+    scalars: tuple[float, ...]
+    before: list[tuple[torch.Tensor, torch.Tensor]]
+
+    @property
+    def name(self) -> str:
+        """The operation's name without its overload."""
+        return self.facts.name
+
+
+def decided_in(step: Step, result: Any) -> list[torch.Tensor]:
+    """Return the integers and truths that an operation takes from floating values."""
+    if not step.reads or not step.facts.decides:
+        return []
+    return [t for t in operations.tensors_in(result) if not has_shadow(t)]
+
+
+def unlike(step: Step) -> str:
+    """Return why an operation cannot be replayed: its kind, or that of an operand; "" where it can."""
+    if step.facts.whole:
+        return "an operator of a higher order is seen as one"
+    for tensor in operations.tensors_in((step.args, step.kwargs)):
+        if (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized) and not has_shadow(tensor):
+            return f"an operand is {why_not(tensor)}"
+    return ""
+
+
+def random_state(step: Step) -> torch.Tensor:
+    """Return the state of the generator that an operation on these tensors would draw from."""
+    generator = operations.generator_in(step.kwargs)
+    if generator is not None:
+        return generator.get_state()
+    device = next((t.device for t in (*step.reads, *step.writes)), torch.device("cpu"))
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
