@@ -91,7 +91,12 @@ def _unsupported(finding: Finding, event: EventRow | None) -> Link:
 
 
 def _carriers(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
-    """Yield where infinities become NaN, and the module border where a hook would see a bad value first."""
+    """Yield where infinities become NaN, and the module border where a hook would see a bad value first.
+
+    Of several origins only the first is told by these: what later ones made cannot be told from it at a border.
+    """
+    if any(e.event == "bad" and (e.batch, e.clock) < (event.batch, event.clock) for e in found.events[finding.precision]):
+        return
     rows = [row for row in bad_rows(found, finding.precision) if role(row.port) == "output"]
     own = event.module
     turned = next((row for row in rows if row.range.nan and row.module != own), None) if not event.nan else None

@@ -1,9 +1,9 @@
 """Which operation's rounding makes most of the output's error: found by replaying, not by correlation.
 
-Let the shadows follow the program up to an operation, and go on in float32 from there: what then differs at the output is
-what the operations up to there caused. That error grows along the program from nothing to the whole; where it passes
-a third of the whole is the operation to blame, found by bisection: the first of what may be several. (Casts of weights, buffers and inputs come before all
-operations, and are told apart one by one.)
+Let the shadows follow the program up to an operation, and go on in float32 from there: what then differs at the
+output is what the operations up to there caused. That error grows along the program from nothing to the whole; where
+it passes a third of the whole is the operation to blame, found by bisection: the first of what may be several. (Casts
+of weights, buffers and inputs come before all operations, and are told apart one by one.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One call of a low-precision model, seen from inside: the rows of its operations, its events and its attribution."""
+"""One call of a low-precision model, seen from inside: rows of operations, events and attribution."""
 
 from __future__ import annotations
 

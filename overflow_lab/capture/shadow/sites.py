@@ -16,8 +16,9 @@ SiteKey = tuple[str, str, int]
 class Site:
     """One operation of one module, over all its calls.
 
-    `error` is the largest relative error of a result against its shadow and `error_in` that of the operands then; `absmax` the
-    largest finite magnitude of the shadow; `flushed` counts zeros whose shadow is below the format's smallest normal.
+    `error` is the largest relative error of a result against its shadow and `error_in` that of the operands then;
+    `absmax` the largest finite magnitude of the shadow; `flushed` counts zeros whose shadow is below the format's
+    smallest normal.
     """
 
     module: str
