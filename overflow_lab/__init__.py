@@ -10,7 +10,8 @@ judges each precision by what reaches the output::
     scan = overflow_lab.scan("google-t5/t5-small")          # a hub id, a folder, file.py:function, "demo"
     scan = overflow_lab.scan(model, {"input_ids": ids})     # or a module in memory and its keyword inputs
     scan                                                    # a verdict for each precision; a table in a notebook
-    scan.verdicts["float16"].origin                         # the module whose own code made the first bad value
+    scan.verdicts["float16"].origin                         # the module and operation that made the first bad value
+    scan.verdicts["float16"].chain                          # why: from the output back to the origin
     scan.to_frame()                                         # pandas: a row for each layer, headroom in bits
     scan.to_dict()                                          # the JSON of `overflow-lab scan --json`
     scan.save_report("t5.html")                             # one file, to attach to an issue
@@ -23,15 +24,19 @@ The pieces
 `Recording` what was recorded, read again by `load(path)` without torch or the model.
 `analyze`   a recording's `Diagnosis`: `verdicts` and `findings`.
 `report`    a recording's report, as HTML text.
-`sites`, `layers`  a recording as pandas tables.
+`sites`, `layers`, `operations`  a recording as pandas tables.
+`range_ladder`, `error_growth`   pictures of `layers`, as matplotlib Figures.
+`missing_kernels`  what this torch lacks for a model in one precision.
 
-Words ----- A *precision* is how a run is executed: `float16` and `bfloat16` (cast as the model's own loader does),
-`float16-to` (cast by `.to()`), `float16-autocast`. *Headroom* is log2(largest finite value / largest magnitude), in
-bits; negative does not fit. The *origin* is the module that made a bad value out of good ones; *carriers* only passed
-it on. A *verdict* is `ok`, `overflow`, `nan`, `underflow`, `precision` or `unsupported`; its severity says whether
-the output is wrong.
+Words
+-----
+A *precision* is how a run is executed: `float16` and `bfloat16` (cast as the model's own loader does), `float16-to` (cast
+by `.to()`), `float16-autocast`. *Headroom* is log2(largest finite value / largest magnitude), in bits; negative does not
+fit. The *origin* is the module, and the operation in it, that made a bad value out of good ones; *carriers* only passed it
+on; the *chain* leads from the output back to it. A *verdict* is `ok`, `overflow`, `nan`, `underflow`, `precision` or
+`unsupported`; its severity says whether the output is wrong.
 
-On the command line: `overflow-lab scan MODEL`, `overflow-lab report RECORDING`. Errors that are raised on purpose
+On the command line: `overflow-lab scan MODEL`, `report RECORDING`, `kernels MODEL`. Errors that are raised on purpose
 derive from `OverflowLabError`.
 """
 
@@ -46,9 +51,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from overflow_lab.analysis import Diagnosis, analyze
-    from overflow_lab.analysis.frame import layers, sites
+    from overflow_lab.analysis.frame import layers, operations, sites
+    from overflow_lab.kernels import MissingKernel, missing_kernels
     from overflow_lab.recording import Recording, load
     from overflow_lab.report import report
+    from overflow_lab.report.plots import error_growth, range_ladder
     from overflow_lab.scan import Scan, scan
 
 # Imported on first use: torch, pandas and matplotlib take seconds, and reading a recording needs none of them.
@@ -56,7 +63,12 @@ _HOMES = {
     "Diagnosis": "overflow_lab.analysis",
     "analyze": "overflow_lab.analysis",
     "layers": "overflow_lab.analysis.frame",
+    "operations": "overflow_lab.analysis.frame",
     "sites": "overflow_lab.analysis.frame",
+    "MissingKernel": "overflow_lab.kernels",
+    "missing_kernels": "overflow_lab.kernels",
+    "error_growth": "overflow_lab.report.plots",
+    "range_ladder": "overflow_lab.report.plots",
     "Recording": "overflow_lab.recording",
     "load": "overflow_lab.recording",
     "report": "overflow_lab.report",
@@ -66,6 +78,7 @@ _HOMES = {
 
 __all__ = [
     "Diagnosis",
+    "MissingKernel",
     "OverflowLabError",
     "Recording",
     "RecordingFormatError",
@@ -74,8 +87,12 @@ __all__ = [
     "UsageError",
     "__version__",
     "analyze",
+    "error_growth",
     "layers",
     "load",
+    "missing_kernels",
+    "operations",
+    "range_ladder",
     "report",
     "scan",
     "sites",

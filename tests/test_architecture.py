@@ -31,10 +31,11 @@ MAY_IMPORT = {
     "analysis": WAIST,
     "report": WAIST | {"analysis"},
     "scan": SIDES,
+    "kernels": SIDES | {"scan"},
     "remedies": SIDES | {"scan"},
     "training": SIDES | {"scan"},
-    "": SIDES | {"scan", "remedies", "training"},
-    "cli": SIDES | {"", "scan", "remedies", "training"},
+    "": SIDES | {"scan", "kernels", "remedies", "training"},
+    "cli": SIDES | {"", "scan", "kernels", "remedies", "training"},
     "__main__": {"cli"},
     "benchmark": SIDES,
 }

@@ -1,6 +1,6 @@
 """Why a verdict is what it is, in three to six links: from what reaches the output back to the operation that began it.
 
-The links are taken from what was recorded and nothing is inferred: what the output shows, the module whose output is
+The links are taken from what was recorded: what the output shows, the module whose output is
 the first to hold NaN, the operation that made a wrong finite value of a bad one, the first module border at which a
 bad value shows (all that a hook can see), the origin, and what the origin was given.
 """
@@ -74,7 +74,7 @@ def _reached(effect: Effect) -> str:
         said.append(f"{effect.changed_answers:,} of {effect.answers:,} answers change")
     if effect.changed_decisions:
         said.append(f"{percent(effect.changed_decisions)} of the decisions change")
-    if effect.relative_error:
+    if effect.relative_error and not effect.nonfinite:
         said.append(f"the output is off by {percent(effect.relative_error)}")
     return ", ".join(said[:2]) or "the output is as in float32"
 
@@ -97,7 +97,8 @@ def _carriers(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]
     """
     if any(e.event == "bad" and (e.batch, e.clock) < (event.batch, event.clock) for e in found.events[finding.precision]):
         return
-    rows = [row for row in bad_rows(found, finding.precision) if role(row.port) == "output"]
+    # The root's output is what the first link tells.
+    rows = [row for row in bad_rows(found, finding.precision) if role(row.port) == "output" and row.module]
     own = event.module
     turned = next((row for row in rows if row.range.nan and row.module != own), None) if not event.nan else None
     if turned is not None:
@@ -108,15 +109,19 @@ def _carriers(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]
 
 
 def _harm(event: EventRow) -> Iterator[Link]:
+    bad = _names(event.inf, event.nan)
     if event.harmed is None:
+        if event.absorbed is not None and not event.reaches_output:
+            module, op = event.absorbed[:2]
+            yield Link("absorbed", f"makes of {bad} what float32 has there: absorbed", module, op)
         return
     module, op = event.harmed[:2]
     bare = op.removeprefix("aten.").rstrip("_")
-    text = "makes finite values of them, which are wrong"
+    text = f"makes finite values of {bad}, which are wrong"
     if bare.startswith("clamp"):
-        text = "clamps them to finite values, which are wrong"
+        text = f"clamps {bad} to finite values, which are wrong"
     if bare in _DECIDING:
-        text = "decides otherwise because of them"
+        text = f"decides otherwise because of {bad}"
     yield Link("harm", text, module, op)
 
 
@@ -125,7 +130,9 @@ def _made(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
     origin = finding.origin
     text = f"makes {_names(event.inf, event.nan)}"
     if origin is not None and (origin.module, origin.op) == (event.module, event.op):
-        yield _plain(finding, text + _misfit(event) + _of_tensor(event.detail), event.source)
+        # A cast is no line of the model's: the tensor's name says more.
+        source = "" if event.op == CAST and event.detail else event.source
+        yield _plain(finding, text + _misfit(found, event) + _of_tensor(event.detail), source)
         return
     yield Link("harm", f"{text}, since an operand is zero that should not be", event.module, event.op, event.source)
     site = _site(found, finding.precision, origin)
@@ -133,25 +140,27 @@ def _made(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
     yield _plain(finding, f"gives that zero: what float32 has there is too small{share}")
 
 
-def _misfit(event: EventRow) -> str:
-    limit = FORMATS[event.dtype].max if event.dtype in FORMATS else None
+def _misfit(found: Index, event: EventRow) -> str:
+    limit = FORMATS.get(event.dtype, found.format_of(event.precision)).max
+    if event.zero_operand and event.op != CAST:
+        return ", since an operand is zero that float32 holds apart from zero"
     if event.value is None:
         return ""
-    if limit is not None and event.value > limit:
+    if event.value > limit:
         return f": {number(event.value)} does not fit, the limit is {number(limit)}"
     return f", where float32 has at most {number(event.value)}"
 
 
 def _at_borders(found: Index, finding: Finding) -> Iterator[Link]:
     """Yield what module borders tell of a bad value: no operation was recorded."""
+    bad = _names(finding.kind == "overflow", finding.kind == "nan")
     seen = finding.evidence.get("seen_at")
     if isinstance(seen, str) and finding.origin is not None and seen != finding.origin.module:
-        yield Link("carrier", f"is the first to be handed {_names(finding.kind == 'overflow', finding.kind == 'nan')}", seen)
+        yield Link("carrier", f"is the first to be handed {bad}", seen)
+    text = f"makes {bad}"
     if finding.value is not None and finding.limit is not None and finding.value > finding.limit:
-        text = f"{number(finding.value)} does not fit, the limit is {number(finding.limit)}"
-        yield _plain(finding, text + _of_tensor(str(finding.evidence.get("tensor", ""))))
-    else:
-        yield _plain(finding, f"makes {_names(finding.kind == 'overflow', finding.kind == 'nan')}")
+        text += f": {number(finding.value)} does not fit, the limit is {number(finding.limit)}"
+    yield _plain(finding, text + _of_tensor(str(finding.evidence.get("tensor", ""))))
 
 
 def _rounded(found: Index, finding: Finding) -> Iterator[Link]:
@@ -166,7 +175,8 @@ def _rounded(found: Index, finding: Finding) -> Iterator[Link]:
         text = "is left with little else than rounding: its terms are nearly equal"
         yield _plain(finding, text) if blamed else Link("amplifier", text, amplifier.module, amplifier.op)
     what = {"decisions": "the changed decisions", "centered": "the error in what sets the outputs apart"}
-    text = f"makes {percent(row.share)} of {what.get(row.metric, 'the error')} alone{_grown(found, row)}"
+    part = "all" if row.share >= 1 else percent(row.share)
+    text = f"makes {part} of {what.get(row.metric, 'the error')} alone{_grown(found, row)}"
     if blamed:
         yield Link("cause", text + _of_tensor(row.detail), row.module, row.op)
     else:

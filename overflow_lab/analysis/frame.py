@@ -1,4 +1,4 @@
-"""The recording as tables: `sites`, a row for each port and precision, and `layers`, a row for each output."""
+"""The recording as tables: `sites`, a row a port and precision; `layers`, a row an output; `operations`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from overflow_lab.analysis.index import REFERENCE, Index, bits, index, role
 from overflow_lab.formats import FORMATS, FloatFormat, headroom_bits
 from overflow_lab.ranges import Range
-from overflow_lab.recording import ErrorRow, RangeRow, Recording
+from overflow_lab.recording import ErrorRow, OperationRow, RangeRow, Recording
 
 # The formats that are forecast from the float32 run, whatever was run.
 FORECAST = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -17,6 +17,10 @@ _SITE_COLUMNS = [
     *("precision", "order", "module", "class_name", "leaf", "port", "role", "dtype", "calls"),
     *("count", "nan", "posinf", "neginf", "zero", "min", "max", "absmax", "smallest", "rms"),
     *("headroom", "subnormal", "flushed", "relative_error", "effective_bits", "bad_clock"),
+]
+_OPERATION_COLUMNS = [
+    *("precision", "order", "module", "class_name", "op", "ordinal", "detail", "dtype", "calls", "elements"),
+    *("nonfinite", "absmax", "headroom", "error", "error_in", "effective_bits", "flushed", "constant_flushed"),
 ]
 
 
@@ -74,6 +78,35 @@ def layers(recording: Recording) -> pd.DataFrame:
     outputs = sorted((row for row in base.values() if role(row.port) == "output"), key=lambda row: row.order)
     rows = [{**_layer(found, row), **_observed(found, row, lows)} for row in outputs]
     return pd.DataFrame(rows, columns=list(rows[0]) if rows else _layer_columns(lows))
+
+
+def operations(recording: Recording) -> pd.DataFrame:
+    """Return one row for each operation of each module that the shadow run saw, by precision and execution.
+
+    `ordinal` counts the operations of one name in one module's own code; casts of weights, buffers and inputs have
+    negative ones, and name the tensor in `detail`. `absmax` is of the shadow (what float32 would have there), and
+    `headroom` (bits) says whether it fits the operation's own `dtype`. `error` is the largest relative error of a
+    result against its shadow, `error_in` that of its operands then; `effective_bits` are those that `error` leaves.
+    `flushed` is the share of values that became zero below the smallest normal, `nonfinite` the count of NaN and inf.
+    No rows where the recording was made at the level of modules.
+    """
+    found = index(recording)
+    rows = [
+        _operation(found, row)
+        for name in found.operations
+        for row in sorted(found.operations[name].values(), key=lambda row: row.order)
+    ]
+    return pd.DataFrame(rows, columns=_OPERATION_COLUMNS)
+
+
+def _operation(found: Index, row: OperationRow) -> dict[str, Any]:
+    kept = {name: getattr(row, name) for name in _OPERATION_COLUMNS if hasattr(row, name)}
+    return kept | {
+        "class_name": found.class_name(row.module),
+        "headroom": headroom_bits(row.absmax, FORMATS.get(row.dtype, FORMATS[REFERENCE])),
+        "effective_bits": bits(row.error),
+        "flushed": row.flushed / row.elements if row.elements else 0.0,
+    }
 
 
 def _layer(found: Index, row: RangeRow) -> dict[str, Any]:

@@ -23,7 +23,8 @@ class Link:
     """One link of an explanation: at `module` in `op` (None where it is of no module) happens what `text` says.
 
     `role` is "effect" (what reaches the output), "carrier" (passed it on), "harm" (made a wrong finite value of it),
-    "amplifier", "origin" or "cause" (what the origin was given). `source` is the line of code, where it is known.
+    "absorbed" (made the right one), "amplifier", "origin" or "cause" (what the origin was given). `source` is the line
+    of code, where it is known.
     """
 
     role: str

@@ -8,6 +8,7 @@ from overflow_lab.analysis.chain import chain
 from overflow_lab.analysis.effects import effect, is_wrong
 from overflow_lab.analysis.findings import findings
 from overflow_lab.analysis.index import REFERENCE, Index, index
+from overflow_lab.analysis.mechanisms import MECHANISMS
 from overflow_lab.analysis.numbers import module_name, percent
 from overflow_lab.analysis.results import SEVERITIES, Diagnosis, Effect, Finding, Verdict
 from overflow_lab.recording import FailureRow, Recording, RunRow
@@ -92,5 +93,7 @@ def _advised(verdict: Verdict, all_verdicts: dict[str, Verdict]) -> Verdict:
         "precision": f"keep {where} in float32 and scan again",
         "unsupported": f"cast to float32 around {where}",
     }[verdict.verdict]
+    if verdict.mechanism in MECHANISMS:
+        own = f"for {where}: {MECHANISMS[verdict.mechanism].ways_out}"
     advice = "; or ".join(part for part in (instead, own) if part) + "."
     return Verdict(**{**vars(verdict), "advice": advice[0].upper() + advice[1:]})

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows
 from overflow_lab.capture.containers import tensors
@@ -87,7 +88,7 @@ class Recorder:
         """Leave out the shadow run for a large model that nobody asked it for, and say so."""
         if self.level != "auto":
             return
-        parameters = sum(p.numel() for p in model.parameters())
+        parameters = sum(p.numel() for p in model.parameters() if not is_lazy(p))  # a lazy one has no size yet
         self.level = "operation" if parameters <= MOST_PARAMETERS else "module"
         if self.level == "module":
             why = f"the shadow run is left out above {MOST_PARAMETERS:,} parameters (--level operation runs it)"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from overflow_lab import __version__
+from overflow_lab.cli.kernels import kernels
 from overflow_lab.cli.report import report
 from overflow_lab.cli.scan import scan
 from overflow_lab.errors import OverflowLabError, RecordingFormatError, ScanInterrupted, UsageError
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(scan)
 app.command()(report)
+app.command()(kernels)
 
 
 def _version(value: bool) -> None:

@@ -20,6 +20,9 @@ Precisions = Annotated[
         show_default=False,
     ),
 ]
+OnePrecision = Annotated[
+    str, typer.Option("--precision", "-p", help="float16 or bfloat16, plain or with -to or -autocast.")
+]
 Text = Annotated[
     list[str] | None, typer.Option(help="An input text; repeats [default: built-in texts].", show_default=False)
 ]

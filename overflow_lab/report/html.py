@@ -20,6 +20,7 @@ from overflow_lab.analysis import frame
 from overflow_lab.analysis.results import Diagnosis
 from overflow_lab.recording import Recording
 from overflow_lab.report import plots, summary, svg, tables, text
+from overflow_lab.report.operation_table import OperationTable, operation_table
 
 FINDING_CAP = 60
 # The range column of the table shows magnitudes from 2**-30 to 2**24; wider ones touch the ends.
@@ -32,6 +33,7 @@ _SECTIONS = (
     ("growth", "Error growth"),
     ("answers", "Answers"),
     ("layers", "Layers"),
+    ("operations", "Operations"),
     ("casts", "Casts"),
     ("blind", "Blind spots"),
     ("environment", "How it was run"),
@@ -63,6 +65,7 @@ class Page:
     figures: Sequence[FigurePart]
     answers: tables.AnswerTable
     layers: tables.LayerTable
+    operations: OperationTable
     casts: Sequence[tables.CastLine]
     casts_total: int
     blind_spots: Sequence[tuple[str, str]]
@@ -76,6 +79,7 @@ class Page:
         there = {
             "findings": self.findings,
             "answers": self.answers.lines,
+            "operations": self.operations.lines,
             "casts": self.casts,
             "blind": self.blind_spots or self.notes,
             **{figure: any(f.id == figure for f in self.figures) for figure in ("ranges", "growth")},
@@ -118,6 +122,7 @@ def page(recording: Recording, diagnosis: Diagnosis) -> Page:
         figures=_figures(layers),
         answers=tables.answer_table(recording),
         layers=tables.layer_table(layers),
+        operations=operation_table(frame.operations(recording), recording),
         casts=casts,
         casts_total=casts_total,
         blind_spots=tables.blind_spots(recording),

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overflow_lab.analysis.results import Diagnosis, Effect, Finding, Verdict
+from overflow_lab.analysis.results import Diagnosis, Effect, Finding, Link, Origin, Verdict
 from overflow_lab.recording import FailureRow, ModuleRow, PrecisionRow, Recording, RunRow
 from overflow_lab.report import text
+
+# Further origins that a card names; the list of findings has them all.
+ALSO = 3
 
 
 @dataclass(frozen=True)
 class Card:
-    """One precision's verdict, written for reading. `shape` tells severities apart without colour."""
+    """One precision's verdict, written for reading. `shape` tells severities apart without colour.
+
+    `reason` leaves out the place, which `where` and `operation` say; `also` names the further origins, in order.
+    """
 
     precision: str
     headline: str
@@ -26,6 +32,18 @@ class Card:
     reason: str
     advice: str
     effects: tuple[str, ...]
+    chain: tuple[Step, ...] = ()
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One link of the explanation, written for reading: the place (empty for the output's effect), what, the line."""
+
+    where: str
+    operation: str
+    text: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -54,10 +72,10 @@ class Execution:
 
 def cards(diagnosis: Diagnosis) -> list[Card]:
     """Return one card for each verdict, in the order scanned."""
-    return [_card(verdict) for verdict in diagnosis.verdicts.values()]
+    return [_card(verdict, diagnosis.findings) for verdict in diagnosis.verdicts.values()]
 
 
-def _card(verdict: Verdict) -> Card:
+def _card(verdict: Verdict, made: Sequence[Finding]) -> Card:
     origin = verdict.origin
     return Card(
         precision=text.visible(verdict.precision, 60),
@@ -68,10 +86,54 @@ def _card(verdict: Verdict) -> Card:
         where="" if origin is None else text.module_name(origin.module),
         operation=text.visible(origin.op, 80) if origin and origin.op else "",
         mechanism=text.visible(verdict.mechanism, 80) if verdict.mechanism else "",
-        reason=text.sentence(verdict.reason),
+        reason=text.sentence(_without_place(verdict.reason, origin)),
         advice=text.sentence(verdict.advice),
         effects=tuple(effects(verdict.effect)),
+        chain=steps(verdict.chain),
+        also=_also(verdict, made),
     )
+
+
+def _without_place(reason: str, origin: Origin | None) -> str:
+    """Return a reason without the module and operation that it opens with, since a card names them above."""
+    if origin is None or not origin.module:
+        return reason
+    for place in (f"`{origin.module}`, {origin.op}, ", f"`{origin.module}`, {origin.op} ", f"`{origin.module}` "):
+        if reason.startswith(place):
+            return reason[len(place) :]
+    return reason
+
+
+def steps(links: Sequence[Link]) -> tuple[Step, ...]:
+    """Return a chain for reading, the output's effect first."""
+    return tuple(
+        Step(
+            where="" if link.module is None else text.module_name(link.module),
+            operation=text.visible(link.op, 80) if link.op else "",
+            text=text.without_paths(link.text),
+            source=text.visible(link.source, 160),
+        )
+        for link in links
+    )
+
+
+def _also(verdict: Verdict, made: Sequence[Finding]) -> tuple[str, ...]:
+    """Return the further origins of a precision, in the order in which they happened: at most ALSO of them."""
+    first = verdict.origin
+    others = {
+        (f.origin.module, f.origin.op or ""): f
+        for f in reversed(made)
+        if f.precision == verdict.precision and f.kind != "underflow" and f.origin and f.origin != first
+    }
+    places = list(reversed(others.items()))
+    said = [_place(module, op, finding) for (module, op), finding in places[:ALSO]]
+    return (*said, f"{len(places) - ALSO:,} more, under findings") if len(places) > ALSO else tuple(said)
+
+
+def _place(module: str, op: str, finding: Finding) -> str:
+    beyond = finding.value is not None and finding.limit is not None and finding.value > finding.limit
+    name = f"`{text.module_name(module)}`" + (f" `{text.visible(op, 80)}`" if op else "")
+    return f"{name} ({text.number(finding.value)})" if beyond else name
 
 
 def effects(effect: Effect) -> list[str]:

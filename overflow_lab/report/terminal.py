@@ -70,10 +70,25 @@ def _facts(card: summary.Card) -> Iterator[tuple[str, Text]]:
         operation = f"  ({card.operation})" if card.operation else ""
         yield "where", Text.assemble((card.where, "bold"), operation)
     yield "why", _prose(card.reason)
+    if len(card.chain) > 1:
+        yield "chain", _chain(card.chain)
+    if card.also:
+        yield "also", _prose("; ".join(card.also))
     if card.effects:
         yield "output", Text("; ".join(card.effects))
     if card.advice:
         yield "next", _prose(card.advice)
+
+
+def _chain(steps: Sequence[summary.Step]) -> Text:
+    """Return the explanation from the output back to its origin, a line for each link."""
+    lines = []
+    for number, step in enumerate(steps):
+        line = Text("← " if number else "", style="dim")
+        place = " ".join(part for part in (step.where, step.operation) if part)
+        line.append(f"{place} " if place else "", style="not dim").append(step.text.replace("`", ""), style="not dim")
+        lines.append(line.append(f"  {step.source}" if step.source else "", style="dim"))
+    return Text("\n").join(lines)
 
 
 def _prose(sentence: str) -> Text:

@@ -9,6 +9,7 @@ of weights, buffers and inputs come before all operations, and are told apart on
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ from overflow_lab.capture.shadow.sites import SiteKey
 Metric = Callable[[ShadowRun, ShadowRun], float]
 
 _PART = 1 / 3
-_MOST_RUNS = 64
+_MOST_RUNS, _MOST_SECONDS = 64, 120.0
 # A sum amplifies when its relative error is this many times that of its terms, and this large.
 _AMPLIFIED, _OFF = 8.0, 0.05
 
@@ -90,11 +91,15 @@ class Attribution:
     full: ShadowRun
     metric: Metric
     runs: int = 0
+    gave_up: bool = False
     _errors: dict[int, float] = field(default_factory=dict)
-    _at: dict[int, SiteKey] = field(default_factory=dict)
+    _began: float = field(default_factory=time.monotonic)
 
     def find(self) -> Blame | None:
-        """Return the operation at which the error passes a third of the whole; None where there is no error."""
+        """Return the operation at which the error passes a third of the whole.
+
+        None where there is no error, or where the search would take too long.
+        """
         last = self.full.mode.clock
         total = self._error(last)
         if not total > 0:
@@ -103,11 +108,18 @@ class Attribution:
         if self._error(0) >= wanted:
             return self._cast(total, wanted)
         low, high = 0, last
-        while high - low > 1 and self.runs < _MOST_RUNS:
+        while high - low > 1:
+            if self._spent():
+                return None
             middle = (low + high) // 2
             low, high = (low, middle) if self._error(middle) >= wanted else (middle, high)
         share = _share(self._error(high), self._error(low), total)
         return Blame(self.full.mode.at(high), total, share, self.runs, amplifier(self.full, high))
+
+    def _spent(self) -> bool:
+        """Return whether the search has taken what it may: then no operation is named, rather than a guess."""
+        self.gave_up = self.runs >= _MOST_RUNS or time.monotonic() - self._began > _MOST_SECONDS
+        return self.gave_up
 
     def _error(self, clock: int) -> float:
         """Return the output's error where the shadows follow the program up to `clock` and are exact from there."""
@@ -125,7 +137,9 @@ class Attribution:
         low = self.call.cast(self.prepared)
         planted = [*seeds(self.prepared.model, self.original), *input_seeds(low.named(), self.call.named())]
         names = [seed[1] for seed in planted if seed[3].dtype != seed[4].dtype]
-        while len(names) > 1 and self.runs < _MOST_RUNS:
+        while len(names) > 1:
+            if self._spent():
+                return None
             halves = names[: len(names) // 2], names[len(names) // 2 :]
             names = max(halves, key=self._with_cast)
         if not names:

@@ -13,7 +13,7 @@ from overflow_lab.capture.shadow import judge, operations
 from overflow_lab.capture.shadow.program import ProgramLog
 from overflow_lab.capture.shadow.shadows import Memory, Shadows, has_shadow, wide
 from overflow_lab.capture.shadow.sites import Event, Ordinals, Site, SiteKey, source_line
-from overflow_lab.capture.shadow.step import Step, decided_in, random_state, unlike
+from overflow_lab.capture.shadow.step import Step, decided_in, in_float32, random_state, unlike
 from overflow_lab.errors import one_line
 
 # Elements of decisions that are kept to tell which operation changed them.
@@ -25,7 +25,8 @@ class ShadowMode(TorchDispatchMode):
 
     With `sync_until` the shadows follow the program up to that operation (they are its own values) and go on in float32
     from there: what reaches the output is then the error that the operations up to there caused. Nothing of the
-    program's is changed, but where an operation has no kernel for its dtypes: that one is done in float32, and an event says so.
+    program's is changed, but where an operation has no kernel for its dtypes: that one is done in float32, and an event
+    says so.
 
     `unreplayed` names the operations after which shadows begin anew with the program's values, and why; `random` those
     that drew random numbers, which are the shadow's too.
@@ -150,35 +151,12 @@ class ShadowMode(TorchDispatchMode):
             if isinstance(error, torch.OutOfMemoryError) or not any(t.dtype in judge.LOW for t in step.reads):
                 raise
             try:
-                result = self._in_float32(step)
+                result = in_float32(step)
             except Exception:
                 raise error from None  # it fails in float32 too: the model's own doing
             event = self._event("unsupported", step)
             event.detail, event.reaches_output = one_line(error), True
             return result
-
-    def _in_float32(self, step: Step) -> Any:
-        asked = next((i for i in operations.leaves((step.args, step.kwargs)) if isinstance(i, torch.dtype)), None)
-        low = asked or next((t.dtype for t in step.reads if t.dtype in judge.LOW), torch.float32)
-
-        def up(item: Any) -> Any:
-            if isinstance(item, torch.Tensor) and has_shadow(item):
-                return item.to(wide(item.dtype))
-            return wide(item) if isinstance(item, torch.dtype) and item in judge.LOW else item
-
-        args, kwargs = operations.mapped((step.args, step.kwargs), up)
-        made = step.op(*args, **kwargs)
-        copies = operations.written(step.facts, args, kwargs)
-        for own, copy in zip(step.writes, copies, strict=True):
-            own.copy_(copy)
-        owners = {id(copy): own for own, copy in zip(step.writes, copies, strict=True)}
-
-        def down(item: Any) -> Any:
-            if id(item) in owners:
-                return owners[id(item)]
-            return item.to(low) if isinstance(item, torch.Tensor) and item.dtype == torch.float32 else item
-
-        return operations.mapped(made, down)
 
     # ---- the shadow's side ----
 

@@ -59,7 +59,7 @@ class Observer:
 
     def _attributed(
         self, call: Call, log: ProgramLog, made: ShadowRun, events: list[Event], off: bool
-    ) -> Iterator[AttributionRow]:
+    ) -> Iterator[AttributionRow | BlindSpotRow]:
         """Attribute the output's error, where it is more than rounding and no bad value explains it."""
         harmful = [e for e in events if e.event == "bad" and (e.harmed or e.reaches_output)]
         if harmful and not (harmful[0].zero_operand and harmful[0].cause is None):
@@ -70,10 +70,16 @@ class Observer:
         if off or harmful:
             trials.append(("decisions", decisions, 0.0))
         for name, metric, allowed in trials:
-            worth = name == "decisions" or metric(own, made) > allowed
-            blame = Attribution(self.low, self.base.model, call, log, made, metric).find() if worth else None
+            if name != "decisions" and not metric(own, made) > allowed:
+                continue
+            search = Attribution(self.low, self.base.model, call, log, made, metric)
+            blame = search.find()
             if blame is not None:
                 yield _attribution(self.low.precision.name, name, blame)
+                return
+            if search.gave_up:
+                reason = f"which operation makes most of the error was not found in {search.runs} runs"
+                yield BlindSpotRow("", reason, self.low.precision.name)
                 return
 
 

@@ -72,8 +72,12 @@ def run(
     for number, seed in enumerate([*seeds(prepared.model, original), *input_seeds(low.named(), call.named())]):
         plant(mode, number, seed, synced=seed[1] in synced or mode.sync_until >= 0)
     reseed()
-    with path, prepared.context(), Refusals(mode.refused, lambda: mode.clock), mode:
-        output = low.make(prepared.model)
+    try:
+        with path, prepared.context(), Refusals(mode.refused, lambda: mode.clock), mode:
+            output = low.make(prepared.model)
+    except BaseException:
+        mode.shadows.close()  # nobody else will: the storages' weak references are no ordinary ones
+        raise
     found = tensors(output, "output", caches=False)
     mode.reached([tensor for _, tensor in found])
     for name, tensor in found:

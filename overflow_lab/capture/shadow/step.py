@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from overflow_lab.capture.shadow import operations
+from overflow_lab.capture.shadow.judge import LOW
 from overflow_lab.capture.shadow.operations import Facts
-from overflow_lab.capture.shadow.shadows import has_shadow, why_not
+from overflow_lab.capture.shadow.shadows import has_shadow, why_not, wide
 from overflow_lab.capture.shadow.sites import SiteKey
 
 
@@ -60,3 +61,28 @@ def random_state(step: Step) -> torch.Tensor:
         return generator.get_state()
     device = next((t.device for t in (*step.reads, *step.writes)), torch.device("cpu"))
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def in_float32(step: Step) -> Any:
+    """Do an operation in float32, and return its result in the dtype that it should have had; write what it writes."""
+    asked = next((i for i in operations.leaves((step.args, step.kwargs)) if isinstance(i, torch.dtype)), None)
+    low = asked or next((t.dtype for t in step.reads if t.dtype in LOW), torch.float32)
+
+    def up(item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and has_shadow(item):
+            return item.to(wide(item.dtype))
+        return wide(item) if isinstance(item, torch.dtype) and item in LOW else item
+
+    args, kwargs = operations.mapped((step.args, step.kwargs), up)
+    made = step.op(*args, **kwargs)
+    copies = operations.written(step.facts, args, kwargs)
+    for own, copy in zip(step.writes, copies, strict=True):
+        own.copy_(copy)
+    owners = {id(copy): own for own, copy in zip(step.writes, copies, strict=True)}
+
+    def down(item: Any) -> Any:
+        if id(item) in owners:
+            return owners[id(item)]
+        return item.to(low) if isinstance(item, torch.Tensor) and item.dtype == torch.float32 else item
+
+    return operations.mapped(made, down)

@@ -1,38 +1,39 @@
-// Sorts and filters the table of layers and copies the environment block. The page reads the same without it.
+// Sorts and filters the tables of layers and operations, and copies the environment block. The page reads the same without it.
 "use strict";
 (() => {
-  const table = document.getElementById("table");
-  if (table) layers(table);
+  for (const table of document.querySelectorAll("table.sortable")) sortable(table);
   copy(document.getElementById("copy"), document.getElementById("environment-text"));
 
-  function layers(table) {
+  function sortable(table) {
     const body = table.tBodies[0];
     const rows = [...body.rows];
-    const filter = document.getElementById("filter");
-    const leaf = document.getElementById("leaf");
-    const trouble = document.getElementById("trouble");
-    const shown = document.getElementById("shown");
-    document.querySelector(".tools").hidden = false;
-    const words = new Map(rows.map((row) => [row, `${row.cells[1].textContent} ${row.cells[2].textContent}`.toLowerCase()]));
+    const tools = table.closest("section").querySelector(".tools");
+    const filter = tools.querySelector("[type=search]");
+    const leaf = tools.querySelector(".leaf-only");
+    const trouble = tools.querySelector(".trouble-only");
+    const shown = tools.querySelector("output");
+    tools.hidden = false;
+    // What is searched: the cells of names, which come before the numbers.
+    const words = new Map(rows.map((row) => [row, [...row.cells].slice(0, 3).map((cell) => cell.textContent).join(" ").toLowerCase()]));
 
     const update = () => {
       const wanted = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
       let visible = 0;
       for (const row of rows) {
         const keep = wanted.every((word) => words.get(row).includes(word))
-          && (!leaf.checked || row.classList.contains("leaf"))
+          && (!leaf?.checked || row.classList.contains("leaf"))
           && (!trouble.checked || row.querySelector(".bad, .near") !== null);
         row.hidden = !keep;
         visible += keep ? 1 : 0;
       }
       shown.textContent = visible === rows.length ? "" : `${visible} of ${rows.length} rows`;
     };
-    for (const control of [filter, leaf, trouble]) control.addEventListener("input", update);
+    for (const control of [filter, leaf, trouble]) control?.addEventListener("input", update);
     update(); // a browser may restore what was typed before a reload
 
-    const heads = [...table.tHead.rows[1].cells];
+    const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells];
     heads.forEach((head, column) => {
-      if (column === 3) return; // the picture of the range has no value of its own
+      if (rows[0].cells[column].querySelector("svg")) return; // the picture of a range has no value of its own
       const button = document.createElement("button");
       button.type = "button";
       button.append(...head.childNodes);
@@ -44,7 +45,7 @@
       const descending = head.getAttribute("aria-sort") === "ascending";
       for (const other of heads) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", descending ? "descending" : "ascending");
-      const textual = column === 1 || column === 2;
+      const textual = !head.classList.contains("num") && head.textContent.trim() !== "#";
       const keys = new Map(rows.map((row) => [row, key(row.cells[column].textContent.trim(), textual)]));
       rows.sort((a, b) => compare(keys.get(a), keys.get(b), descending));
       body.append(...rows);
