@@ -30,11 +30,11 @@ The pieces
 
 Words
 -----
-A *precision* is how a run is executed: `float16` and `bfloat16` (cast as the model's own loader does), `float16-to` (cast
-by `.to()`), `float16-autocast`. *Headroom* is log2(largest finite value / largest magnitude), in bits; negative does not
-fit. The *origin* is the module, and the operation in it, that made a bad value out of good ones; *carriers* only passed it
-on; the *chain* leads from the output back to it. A *verdict* is `ok`, `overflow`, `nan`, `underflow`, `precision` or
-`unsupported`; its severity says whether the output is wrong.
+A *precision* is how a run is executed: `float16` and `bfloat16` (cast as the model's own loader does), `float16-to`
+(cast by `.to()`), `float16-autocast`. *Headroom* is log2(largest finite value / largest magnitude), in bits; negative
+does not fit. The *origin* is the module, and the operation in it, that made a bad value out of good ones; *carriers*
+only passed it on; the *chain* leads from the output back to it. A *verdict* is `ok`, `overflow`, `nan`, `underflow`,
+`precision` or `unsupported`; its severity says whether the output is wrong.
 
 On the command line: `overflow-lab scan MODEL`, `report RECORDING`, `kernels MODEL`. Errors that are raised on purpose
 derive from `OverflowLabError`.
@@ -43,6 +43,8 @@ derive from `OverflowLabError`.
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 from overflow_lab.errors import OverflowLabError, RecordingFormatError, ScanInterrupted, UsageError
@@ -104,10 +106,21 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # `overflow_lab.scan` is the function, also after the module of that name was imported
+    globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     """Return the public names."""
     return sorted(__all__)
+
+
+class _Package(types.ModuleType):
+    """Keeps `overflow_lab.scan` and `.report` the functions, also after Python binds the modules of those names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        bound = getattr(value, name) if name in _HOMES and isinstance(value, types.ModuleType) else value
+        super().__setattr__(name, bound)
+
+
+sys.modules[__name__].__class__ = _Package

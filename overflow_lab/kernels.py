@@ -1,4 +1,4 @@
-"""Which kernels this torch lacks for a model: a view on a scan in one precision, whose shadow run goes on in float32."""
+"""Which kernels this torch lacks for a model: a view on a scan, whose shadow run does what is refused in float32."""
 
 from __future__ import annotations
 

@@ -12,6 +12,9 @@ TOLERATED_ROUNDINGS = 16
 SPREAD = 0.15
 # Above this share of changed decisions an output is called imprecise even where its error is small.
 TIES = 0.25
+# Rounding evens out two scores here and there; where it does so in this share of at least so many rows, the choice is
+# the format's and no longer the model's.
+EVENED, EVENED_ROWS = 0.5, 3
 
 
 def tolerance(fmt: FloatFormat) -> float:

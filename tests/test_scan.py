@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,10 @@ def test_a_module_in_double_precision_is_scanned_from_float32() -> None:
     found = overflow_lab.scan(nn.Linear(4, 4).double(), (X.double(),))
     assert set(found.recording.header.precisions) == {"float32", "float16", "bfloat16"}
     assert {verdict.verdict for verdict in found.verdicts.values()} == {"ok"}
+
+
+@pytest.mark.parametrize("first", ["overflow_lab.scan", "overflow_lab.report.plots", "overflow_lab.kernels"])
+def test_the_public_functions_are_not_hidden_by_the_modules_of_their_names(first: str) -> None:
+    program = f"import {first}, overflow_lab; print(overflow_lab.scan.__name__, overflow_lab.report.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["scan", "report"]

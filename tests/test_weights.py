@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from overflow_lab.capture.statistics import Tape
-from overflow_lab.capture.weights import Named, can_lose, cast_rows, named_tensors, tensor_rows
+from overflow_lab.capture.weights import SUBNORMAL_SHARE, Named, can_lose, cast_rows, named_tensors, tensor_rows
 from overflow_lab.ranges import Range
 from overflow_lab.recording import CastRow
 
@@ -38,7 +38,8 @@ def test_what_a_cast_loses_is_what_numpy_loses(values: list[float], precision: s
     subnormal = int(((np.abs(low) < tiny) & (low != 0) & normal).sum())
     found = rows_of(torch.from_numpy(wide), precision)
     counts = [(row.to_infinity, row.to_zero, row.to_subnormal) for row in found]
-    assert counts == ([(infinite, zero, subnormal)] if infinite or zero or subnormal else [])
+    counted = infinite or zero or subnormal > SUBNORMAL_SHARE * low.size
+    assert counts == ([(infinite, zero, subnormal)] if counted else [])
 
 
 def test_the_energy_that_is_lost_is_a_share_of_the_sum_of_squares() -> None:

@@ -51,14 +51,16 @@ def _short(links: Iterable[Link]) -> tuple[Link, ...]:
 def _event(found: Index, finding: Finding) -> EventRow | None:
     """Return the event that a finding rests on, None where it rests on an attribution or on module borders."""
     origin = finding.origin
-    if origin is None or finding.mechanism == "flushed-to-zero" and "source" not in finding.evidence:
+    if origin is None or (finding.mechanism == "flushed-to-zero" and "source" not in finding.evidence):
         return None
     events = found.events.get(finding.precision, [])
     kinds = ("unsupported",) if finding.kind == "unsupported" else ("bad", "fresh", "constant")
     own = [e for kind in kinds for e in events if e.event == kind and (e.module, e.op) == (origin.module, origin.op)]
     if finding.kind == "precision":
         return next((e for e in own if e.event == "constant"), None) if "share" not in finding.evidence else None
-    caused = [e for e in events if e.event == "bad" and e.cause is not None and e.cause[:2] == (origin.module, origin.op)]
+    caused = [
+        e for e in events if e.event == "bad" and e.cause is not None and e.cause[:2] == (origin.module, origin.op)
+    ]
     loose = [e for e in events if e.event == "bad" and e.zero_operand] if origin.op == CAST else []
     return next((e for e in [*own, *caused, *loose] if e.event != "constant"), None)
 
@@ -95,7 +97,9 @@ def _carriers(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]
 
     Of several origins only the first is told by these: what later ones made cannot be told from it at a border.
     """
-    if any(e.event == "bad" and (e.batch, e.clock) < (event.batch, event.clock) for e in found.events[finding.precision]):
+    if any(
+        e.event == "bad" and (e.batch, e.clock) < (event.batch, event.clock) for e in found.events[finding.precision]
+    ):
         return
     # The root's output is what the first link tells.
     rows = [row for row in bad_rows(found, finding.precision) if role(row.port) == "output" and row.module]
@@ -136,7 +140,9 @@ def _made(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
         return
     yield Link("harm", f"{text}, since an operand is zero that should not be", event.module, event.op, event.source)
     site = _site(found, finding.precision, origin)
-    share = f" in {percent(site.flushed / site.elements)} of its values" if site and site.elements and site.flushed else ""
+    share = (
+        f" in {percent(site.flushed / site.elements)} of its values" if site and site.elements and site.flushed else ""
+    )
     yield _plain(finding, f"gives that zero: what float32 has there is too small{share}")
 
 
@@ -194,9 +200,13 @@ def _grown(found: Index, row: AttributionRow) -> str:
 def _flushed(found: Index, finding: Finding) -> Iterator[Link]:
     site = _site(found, finding.precision, finding.origin)
     if finding.kind == "underflow" and site is not None and site.elements:
-        yield _plain(finding, f"gives zero for {percent(site.flushed / site.elements)} of its values, which are too small")
+        yield _plain(
+            finding, f"gives zero for {percent(site.flushed / site.elements)} of its values, which are too small"
+        )
     elif finding.kind == "underflow":
-        yield _plain(finding, "gives zeros where float32 has none" + _of_tensor(str(finding.evidence.get("tensor", ""))))
+        yield _plain(
+            finding, "gives zeros where float32 has none" + _of_tensor(str(finding.evidence.get("tensor", "")))
+        )
     elif finding.origin is not None:
         off = "" if finding.value is None else f": {percent(finding.value)}"
         yield _plain(finding, f"is where the error first passes the tolerance{off}")
@@ -214,8 +224,8 @@ def _site(found: Index, precision: str, origin: Origin | None) -> OperationRow |
 
 def _plain(finding: Finding, text: str, source: str = "") -> Link:
     """Return the origin's link."""
-    origin = finding.origin
-    return Link("origin", text, None if origin is None else origin.module, None if origin is None else origin.op, source)
+    origin = finding.origin or Origin("")
+    return Link("origin", text, origin.module if finding.origin else None, origin.op, source)
 
 
 def _of_tensor(name: str) -> str:

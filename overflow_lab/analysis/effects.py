@@ -7,7 +7,7 @@ import math
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FloatFormat
 from overflow_lab.recording import AnswerRow, OutputRow, Recording
-from overflow_lab.tolerances import TIES, tolerance
+from overflow_lab.tolerances import EVENED, EVENED_ROWS, TIES, tolerance
 
 # Decisions that float32 makes clearly hardly ever change in a healthy model; near ties are not counted (see `effect`).
 TOLERATED_CHANGES = 0.05
@@ -42,6 +42,7 @@ def effect(recording: Recording, precision: str, fmt: FloatFormat) -> Effect:
         failed_answers=sum(row.status == "failed" for row in answers),
         tied_decisions=sum(_near_ties(row, limit) for row in judged) / decisions if decisions else None,
         tied_answers=sum(row.status == "changed" and row.margin is not None and row.margin < limit for row in answers),
+        evened_choices=max((row.evened / row.ranked for row in rows if row.ranked >= EVENED_ROWS), default=0.0),
     )
 
 
@@ -61,6 +62,7 @@ def is_wrong(found: Effect, fmt: FloatFormat) -> bool:
         (found.nonfinite or 0.0) > 0.0
         or (found.relative_error or 0.0) > tolerance(fmt)
         or found.overruled_decisions > TOLERATED_CHANGES
+        or found.evened_choices > EVENED
         or found.failed_answers
         or (found.answers and found.overruled_answers / found.answers > TIES)
     )
@@ -71,5 +73,6 @@ def is_imprecise(found: Effect, fmt: FloatFormat) -> bool:
     return bool(
         (found.relative_error or 0.0) > tolerance(fmt)
         or found.overruled_decisions >= TIES
+        or found.evened_choices > EVENED
         or (found.answers and (found.overruled_answers + found.failed_answers) / found.answers > TIES)
     )

@@ -20,7 +20,7 @@ _SITE_COLUMNS = [
 ]
 _OPERATION_COLUMNS = [
     *("precision", "order", "module", "class_name", "op", "ordinal", "detail", "dtype", "calls", "elements"),
-    *("nonfinite", "absmax", "headroom", "error", "error_in", "effective_bits", "flushed", "constant_flushed"),
+    *("nonfinite", "tainted", "absmax", "headroom", "error", "error_in", "effective_bits", "flushed", "constant_flushed"),
 ]
 
 
@@ -87,8 +87,9 @@ def operations(recording: Recording) -> pd.DataFrame:
     negative ones, and name the tensor in `detail`. `absmax` is of the shadow (what float32 would have there), and
     `headroom` (bits) says whether it fits the operation's own `dtype`. `error` is the largest relative error of a
     result against its shadow, `error_in` that of its operands then; `effective_bits` are those that `error` leaves.
-    `flushed` is the share of values that became zero below the smallest normal, `nonfinite` the count of NaN and inf.
-    No rows where the recording was made at the level of modules.
+    `flushed` is the share of values that became zero below the smallest normal, `nonfinite` the count of NaN and inf,
+    `tainted` whether these came after the first bad value that the precision made: those before are in float32, too
+    (a mask of -inf, a log of 0). No rows where the recording was made at the level of modules.
     """
     found = index(recording)
     rows = [
@@ -101,8 +102,10 @@ def operations(recording: Recording) -> pd.DataFrame:
 
 def _operation(found: Index, row: OperationRow) -> dict[str, Any]:
     kept = {name: getattr(row, name) for name in _OPERATION_COLUMNS if hasattr(row, name)}
+    made = [e.clock for e in found.events.get(row.precision, ()) if e.event in ("bad", "fresh")]
     return kept | {
         "class_name": found.class_name(row.module),
+        "tainted": row.nonfinite > 0 and bool(made) and row.order >= min(made),
         "headroom": headroom_bits(row.absmax, FORMATS.get(row.dtype, FORMATS[REFERENCE])),
         "effective_bits": bits(row.error),
         "flushed": row.flushed / row.elements if row.elements else 0.0,

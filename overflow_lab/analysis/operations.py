@@ -38,10 +38,28 @@ def _faults(found: Index, precision: str, events: list[EventRow], effect: Effect
     harmful = [e for e in events if e.event == "unsupported" or (e.event == "bad" and (e.harmed or e.reaches_output))]
     if harmful:
         return sorted(harmful, key=lambda e: (e.batch, e.clock, e.event != "unsupported"))
-    if not (effect.nonfinite or bad_rows(found, precision)):
+    shown = bad_rows(found, precision)
+    if not (effect.nonfinite or shown):
         return []
+    absorbed = [e for e in events if e.event == "bad"]
+    if handed := [e for e in absorbed if _fits(e) and any(_within(e.module, row.module) for row in shown)]:
+        return handed[:1]
     # The shadow saw nothing: it followed a choice of the program's that float32 would not have made.
-    return [event for event in events if event.event == "fresh"][:1]
+    known = {(e.module, e.op, e.ordinal) for e in absorbed}
+    return [e for e in events if e.event == "fresh" and (e.module, e.op, e.ordinal) not in known][:1]
+
+
+def _fits(event: EventRow) -> bool:
+    """Return whether float32's value would fit the format: then inf is no rounding of it, whoever absorbs it.
+
+    A module that hands out inf for a value beyond the limit hands out that value's right rounding, and where all who
+    take it saturate (a soft-cap, a sigmoid) nothing is wrong. One that hands out inf for 7.6 is wrong by itself.
+    """
+    return event.value is not None and event.dtype in FORMATS and event.value <= FORMATS[event.dtype].max
+
+
+def _within(module: str, other: str) -> bool:
+    return not other or module == other or module.startswith(other + ".")
 
 
 def _finding(found: Index, precision: str, event: EventRow, severity: str) -> Finding:

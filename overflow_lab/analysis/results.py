@@ -41,7 +41,8 @@ class Effect:
     `nonfinite` and `changed_decisions` are shares from 0 to 1; `relative_error` is of the root mean squares; `kl` in
     nats for each decision; `answers` and `changed_answers` count generated answers. None where nothing was compared.
     `tied_decisions` and `tied_answers` are those among the changed ones that float32 itself decides by less than the
-    tolerated rounding of its scores: near ties, which any rounding may flip.
+    tolerated rounding of its scores: near ties, which any rounding may flip. `evened_choices` is the share of rows of scores whose choice changed since the low
+    precision gives both choices the very same score, 0 where there are too few rows to tell.
     """
 
     nonfinite: float | None = None
@@ -53,6 +54,7 @@ class Effect:
     failed_answers: int = 0
     tied_decisions: float | None = None
     tied_answers: int = 0
+    evened_choices: float = 0.0
 
     @property
     def overruled_decisions(self) -> float:

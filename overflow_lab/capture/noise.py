@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from overflow_lab.capture.buffers import kept_buffers
 from overflow_lab.capture.outputs import Outputs, compare_outputs, outputs_of
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.randomness import reseed
@@ -31,7 +32,7 @@ def noise_row(base: Prepared, reference: Reference, precision: str, format_name:
     weights = rounded_weights(base.model, FORMATS[format_name])
     inputs, positional = base.inputs(dict(reference.inputs)), base.inputs(reference.batch.positional)
     reseed()
-    with base.context():
+    with kept_buffers(base.model), base.context():
         output: Any = functional_call(base.model, weights, positional, inputs)
     rows, _ = compare_outputs(precision, reference.outputs, Outputs(outputs_of(output, None).tensors))
     scored = [row for row in rows if row.decisions and row.kl_rows] or rows

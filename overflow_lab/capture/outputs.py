@@ -17,6 +17,8 @@ from overflow_lab.recording import OutputRow
 # Outputs by these names are scores over choices: the largest of each last dimension is what the model decides.
 _SCORES = ("logits", "scores", "probs", "probabilities")
 _CHUNK = 1 << 22
+# Elements that share the largest value of a row and still are a tie.
+_FEW = 3
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def _compare(precision: str, port: str, expected: Outputs, low: torch.Tensor) ->
     a, b = (expected.positions.select(tensor).reshape(-1) for tensor in (low, reference))
     parts = [differences(x, y) for x, y in zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)]
     squares, scale, nonfinite, compared = torch.stack(parts).sum(0).tolist()
-    row = OutputRow(precision, port, int(compared), int(nonfinite), squares, scale)
+    ranked, evened = _evened(reference, low, expected.mask) if is_ranked(port, reference) else (0, 0)
+    row = OutputRow(precision, port, int(compared), int(nonfinite), squares, scale, ranked=ranked, evened=evened)
     return row + _decisions(row, reference, low, expected.mask) if is_scores(port, reference) else row
 
 
@@ -79,12 +82,36 @@ def is_scores(port: str, tensor: torch.Tensor) -> bool:
     return tensor.ndim >= 2 and tensor.shape[-1] >= 2 and any(name in port for name in _SCORES)
 
 
+def is_ranked(port: str, tensor: torch.Tensor) -> bool:
+    """Return whether an output's rows may be ranked by whoever reads it: scores by name, or all that a model returns."""
+    return tensor.is_floating_point() and tensor.ndim >= 2 and tensor.shape[-1] >= 2 and (
+        port == "output" or is_scores(port, tensor)
+    )
+
+
+def _real_rows(tensor: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Return the rows of the last dimension, [rows, elements], those of padding left out."""
+    kept = tensor[mask.bool()] if mask is not None and mask.shape == tensor.shape[:-1] else tensor
+    return kept.reshape(-1, tensor.shape[-1])
+
+
+def _evened(reference: torch.Tensor, low: torch.Tensor, mask: torch.Tensor | None) -> tuple[int, int]:
+    """Return how many rows there are, and in how many float32's best and another became equal and the other is first.
+
+    Values that many elements share are a bound that they reached (a sigmoid's 1, a clamp), which says nothing of ties.
+    """
+    a, b = _real_rows(low, mask), _real_rows(reference, mask)
+    found, rows = 0, max(1, _CHUNK // a.shape[-1])
+    for x, y in zip(a.split(rows), b.split(rows), strict=True):
+        top, best = x.amax(-1, keepdim=True), y.argmax(-1, keepdim=True)
+        equal = (x.gather(-1, best) == top)[:, 0] & (x.argmax(-1, keepdim=True) != best)[:, 0]
+        found += int((equal & ((x == top).sum(-1) <= _FEW)).sum())
+    return len(a), found
+
+
 def _decisions(row: OutputRow, reference: torch.Tensor, low: torch.Tensor, mask: torch.Tensor | None) -> OutputRow:
     """Return a row that holds only the decisions and the divergence of the real positions."""
-    a, b = low, reference
-    if mask is not None and mask.shape == reference.shape[:-1]:
-        a, b = a[mask.bool()], b[mask.bool()]
-    a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    a, b = _real_rows(low, mask), _real_rows(reference, mask)
     unknown = torch.isnan(a).any(-1)
     differs = (a.argmax(-1) != b.argmax(-1)) & ~unknown
     whole = torch.isfinite(a).all(-1) & torch.isfinite(b).all(-1)

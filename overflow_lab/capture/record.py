@@ -290,7 +290,8 @@ class Recorder:
 
 def _is_off(row: OutputRow, tolerance: float) -> bool:
     """Return whether an output differs by more than rounding and a few near ties explain."""
-    return (row.relative_error or 0.0) > tolerance or row.changed > TIES * row.decisions
+    changed = max(row.changed - TIES * row.decisions, row.evened - TIES * row.ranked)
+    return (row.relative_error or 0.0) > tolerance or changed > 0
 
 
 def _named_inputs(inputs: dict[str, Any]) -> list[Named]:

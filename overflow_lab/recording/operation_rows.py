@@ -61,7 +61,8 @@ class EventRow:
 
     `event` is "bad" (non-finite out of good operands, where the shadow is finite), "fresh" (non-finite out of finite
     operands, which float32's own program does not make there), "unsupported" (no kernel), "decision" (`changed`
-    integers or truths that the shadow decides otherwise) or "constant" (another constant than in float32's program).
+    integers or truths that the shadow decides otherwise), "constant" (another constant than in float32's program) or
+    "drawn" (other random numbers than float32's program draws there, so that their outputs cannot be compared).
     `value` is the largest shadow magnitude where it went bad, `negative` whether all of it was -inf. `zero_operand`
     says that an operand was zero whose shadow is not, `cause` where that zero came from; `harmed` and `absorbed` are
     the first consumers that gave a wrong, or the right, finite value; each is (module, operation).

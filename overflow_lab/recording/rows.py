@@ -193,7 +193,8 @@ class OutputRow:
     logits, each integer of an integer output), `changed` those that differ; `kl_sum` adds up the Kullback-Leibler
     divergences (nats) of the softmaxed rows over the `kl_rows` rows that are finite in both. `margins` maps
     floor(log2(m)) to the number of changed decisions where float32 prefers its own choice by m times the root mean
-    square of its scores; an exact tie is -64.
+    square of its scores; an exact tie is -64. Of `ranked` rows, `evened` have another best element than in float32
+    for one reason only: the low precision gives the two of them the very same value.
     """
 
     kind: ClassVar[str] = "output"
@@ -208,6 +209,8 @@ class OutputRow:
     kl_sum: float = 0.0
     kl_rows: int = 0
     margins: Mapping[int, int] = field(default_factory=dict)
+    ranked: int = 0
+    evened: int = 0
 
     @property
     def key(self) -> tuple[str, str]:

@@ -23,5 +23,6 @@ def summary(recording: Recording, diagnosis: Diagnosis) -> str:
 
 
 def _line(card: first_screen.Card) -> Markup:
-    cells = (card.precision, f"{card.shape} {card.headline}", card.where, card.reason, card.advice)
-    return Markup("<tr>{}</tr>").format(Markup("").join(_CELL.format(cell) for cell in cells))
+    where = f"{card.where} {card.operation}".strip()
+    cells = (card.precision, f"{card.shape} {card.headline}", where, card.reason, card.advice)
+    return Markup("<tr>{}</tr>").format(Markup("").join(_CELL.format(cell.replace("`", "")) for cell in cells))

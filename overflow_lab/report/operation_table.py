@@ -24,7 +24,7 @@ COLUMNS = (
     Column("", "error", "largest relative error of a result against its shadow"),
     Column("", "error in", "relative error of the operands then: what was wrong before"),
     Column("", "→ 0", "share of values that became zero below the smallest normal"),
-    Column("", "NaN, inf", "number of non-finite values"),
+    Column("", "NaN, inf", "number of non-finite values; in red where float32 has none"),
 )
 
 
@@ -70,13 +70,13 @@ def operation_table(operations: pd.DataFrame, recording: Recording, *, cap: int 
 def trouble(operations: pd.DataFrame) -> pd.Series[float]:
     """Return each operation's best place among three lists of the worst: headroom, error made there, flushed.
 
-    Sites with NaN or inf head the first list; who made no error or flushed nothing is last on the others. A cap that
+    Sites with NaN or inf that float32 has not head the first list; who made no error or flushed nothing is last on the others. A cap that
     takes the lowest places shows the top of each list.
     """
     made = (operations["error"] - operations["error_in"]).fillna(0.0)
-    bad = pd.DataFrame({"finite": operations["nonfinite"] <= 0, "headroom": operations["headroom"]})
+    bad = pd.DataFrame({"finite": ~operations["tainted"].astype(bool), "headroom": operations["headroom"]})
     by_room = pd.Series(range(len(bad)), index=bad.sort_values(["finite", "headroom"], kind="stable").index)
-    places = [by_room.reindex(operations.index)]
+    places = [by_room.reindex(operations.index).astype(float)]
     for values in (made, operations["flushed"].astype(float)):
         places.append((values.rank(method="first", ascending=False) - 1).where(values > 0, len(operations)))
     return pd.concat(places, axis=1).min(axis=1)
@@ -97,7 +97,7 @@ def _line(row: Mapping[Hashable, Any]) -> OperationLine:
             _error_cell(row),
             Cell(_error(row["error_in"])),
             Cell(text.share(row["flushed"])),
-            nonfinite_cell(row["nonfinite"]),
+            nonfinite_cell(row["nonfinite"]) if row["tainted"] else Cell(text.count(row["nonfinite"])),
         ),
     )
 
@@ -117,14 +117,19 @@ def _error(value: float) -> str:
 def _notes(recording: Recording) -> list[str]:
     """Return what the shadow run told beyond the findings, the first of each kind."""
     said = [_attributed(row) for row in recording.of(AttributionRow)]
-    absorbed = [e for e in recording.of(EventRow) if e.event == "bad" and e.absorbed and not (e.harmed or e.reaches_output)]
+    absorbed = [
+        e for e in recording.of(EventRow) if e.event == "bad" and e.absorbed and not (e.harmed or e.reaches_output)
+    ]
     said += [_absorbed(event) for event in absorbed]
     more = [f"and {len(said) - NOTE_CAP:,} more"] if len(said) > NOTE_CAP else []
     return said[:NOTE_CAP] + more
 
 
 def _attributed(row: AttributionRow) -> str:
-    what = {"decisions": f"the {row.total:,.0f} decisions that change inside the model", "centered": "the loss of what sets outputs apart"}
+    what = {
+        "decisions": f"the {row.total:,.0f} decisions that change inside the model",
+        "centered": "the loss of what sets outputs apart",
+    }
     error = what.get(row.metric, f"the output's error of {text.share(row.total)}")
     place = f"`{text.module_name(row.module)}` {text.visible(row.op, 80)}"
     tensor = f" of `{text.visible(row.detail, 120)}`" if row.detail else ""

@@ -6,6 +6,7 @@ float32's bits through the depth. Both return a Figure, which a notebook shows a
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -78,6 +79,15 @@ def nonfinite_of(layers: pd.DataFrame) -> pd.Series[float]:
     return layers[columns].fillna(0).astype(float).sum(axis=1)
 
 
+class Picture(Figure):
+    """A Figure that a notebook shows as it is, without pyplot or a magic command."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=90, facecolor=PALETTE["surface"])
+        return buffer.getvalue()
+
+
 def range_ladder(layers: pd.DataFrame, *, leaf_only: bool = True, limit: int = MAX_COLUMNS) -> Figure:
     """Return the range of every layer in float32 on a log2 scale, in order of execution, with the formats' limits.
 
@@ -88,7 +98,7 @@ def range_ladder(layers: pd.DataFrame, *, leaf_only: bool = True, limit: int = M
     names = low_precisions(rows)
     strips = 0.17 * len(names)
     height = 4.6 + strips
-    fig = Figure(figsize=(WIDTH, height), frameon=False)
+    fig = Picture(figsize=(WIDTH, height), frameon=False)
     ax = _axes(fig, bottom=0.62, height=height - 0.62 - 0.12 - strips)
     low, high = _span(rows)
     _frame(ax, len(rows), low, high, "magnitude")
@@ -109,7 +119,7 @@ def error_growth(layers: pd.DataFrame, *, leaf_only: bool = True, limit: int = M
     single finite value to compare is a cross at zero bits.
     """
     rows = sample_layers(layers, leaf_only=leaf_only, limit=limit)
-    fig = Figure(figsize=(WIDTH, 3.3), frameon=False)
+    fig = Picture(figsize=(WIDTH, 3.3), frameon=False)
     ax = _axes(fig, bottom=0.62, height=3.3 - 0.74)
     lines = {name: _kept_bits(rows, name) for name in low_precisions(rows)}
     finite = [float(np.nanmax(y)) for y in lines.values() if np.isfinite(y).any()]

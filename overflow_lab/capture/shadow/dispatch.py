@@ -49,6 +49,7 @@ class ShadowMode(TorchDispatchMode):
         self.scalars: dict[SiteKey, tuple[float, ...]] = {}
         self.unreplayed: set[str] = set()
         self.random: set[str] = set()
+        self.drawn: dict[SiteKey, torch.Tensor] = {}
         self.decisions: list[torch.Tensor] = []
         self._keys: list[SiteKey] = []
         self.recent: deque[tuple[int, SiteKey]] = deque(maxlen=64)
@@ -113,6 +114,7 @@ class ShadowMode(TorchDispatchMode):
     def _drew(self, step: Step, result: Any, high: tuple[Any, Any]) -> None:
         """Let random values be the shadow's too; a dropout's mask is applied to the shadow."""
         self.random.add(step.name)
+        self.drawn.setdefault(step.key, operations.glimpse(result))
         self._sync(step, result)
         if step.name == "aten.native_dropout" and step.reads:
             self.shadows.give(result[0], operations.dropped(*high, result[1], high[0][0]))
@@ -148,7 +150,7 @@ class ShadowMode(TorchDispatchMode):
         try:
             return step.op(*step.args, **step.kwargs)
         except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError) or not any(t.dtype in judge.LOW for t in step.reads):
+            if isinstance(error, torch.OutOfMemoryError) or not _is_low(step):
                 raise
             try:
                 result = in_float32(step)
@@ -388,3 +390,9 @@ class ShadowMode(TorchDispatchMode):
             if numbers and judge.any_new(tensor, self.shadows.of(tensor)):
                 for number in numbers:
                     self._numbers[number].reaches_output = True
+
+
+def _is_low(step: Step) -> bool:
+    """Return whether an operation has to do with half precision: in what it reads, or in the dtype it is asked for."""
+    asked = any(item in judge.LOW for item in operations.leaves((step.args, step.kwargs)) if isinstance(item, torch.dtype))
+    return asked or any(t.dtype in judge.LOW for t in step.reads)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.shadow.attribute import Attribution, Blame, Metric, centered, decisions, relative
@@ -33,6 +35,7 @@ class Observer:
         mode = ShadowMode(baseline=log)
         made = run(mode, self.low, self.base.model, call)
         self._constants(mode, log)
+        _draws(mode, log)
         precision = self.low.precision.name
         rows: list[ShadowRow] = [_operation(precision, site) for site in mode.sites.values()]
         events = sorted((e for e in mode.events.values() if not _meant(e, log)), key=lambda event: event.clock)
@@ -81,6 +84,20 @@ class Observer:
                 reason = f"which operation makes most of the error was not found in {search.runs} runs"
                 yield BlindSpotRow("", reason, self.low.precision.name)
                 return
+
+
+def _draws(mode: ShadowMode, log: ProgramLog) -> None:
+    """Write down the first draw that is another than float32's: torch's generators may draw otherwise for halves."""
+    for key, mine in mode.drawn.items():
+        theirs = log.drawn.get(key)
+        if theirs is None or not _alike(mine, theirs):
+            mode.events["drawn", key] = Event("drawn", *key, clock=mode.clock, call=0)
+            return
+
+
+def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Return whether two draws differ by rounding at most."""
+    return mine.shape == theirs.shape and bool(torch.isclose(mine, theirs, rtol=0.02, atol=0.02).all())
 
 
 def _own(made: ShadowRun) -> ShadowRun:

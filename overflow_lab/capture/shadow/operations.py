@@ -37,7 +37,10 @@ COMPARING = frozenset({"aten.gt", "aten.lt", "aten.ge", "aten.le", "aten.eq", "a
 # Operations that make a non-finite value of a zero that should not be one.
 ZERO_SENSITIVE = frozenset({"aten.div", "aten.reciprocal", "aten.rsqrt", "aten.log", "aten.log2", "aten.log10",
                             "aten.pow", "aten.log1p", "aten.remainder", "aten.fmod", "aten.atan2",
-                            "aten.logit"})  # fmt: skip
+                            "aten.logit", "aten.native_layer_norm", "aten.native_group_norm",
+                            "aten._fused_rms_norm"})  # fmt: skip
+# Values that are kept of a draw, to see whether two programs drew the same.
+_GLIMPSE = 64
 LOWEST = frozenset({"aten.min", "aten.argmin", "aten.cummin"})
 CLAMPS = frozenset({"aten.clamp", "aten.clamp_min", "aten.clamp_max", "aten.minimum", "aten.maximum"})
 # Adding up and taking apart: where nearly equal terms leave few bits.
@@ -199,3 +202,9 @@ def pairs(result: Any, shadow: Any) -> Iterator[tuple[int, torch.Tensor, torch.T
 def nonfinite_scalars(scalars: tuple[float, ...]) -> bool:
     """Return whether the program wrote an infinity or NaN as a constant."""
     return any(not math.isfinite(s) for s in scalars)
+
+
+def glimpse(result: Any) -> torch.Tensor:
+    """Return copies of the first few floating values of a result, [at most 64], float32: what was drawn, in short."""
+    found = [t.detach().reshape(-1)[:_GLIMPSE].float() for t in tensors_in(result) if t.is_floating_point()]
+    return torch.cat(found)[:_GLIMPSE] if found else torch.empty(0)

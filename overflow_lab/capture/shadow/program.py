@@ -18,7 +18,7 @@ from overflow_lab.capture.shadow.sites import Ordinals, SiteKey
 
 
 class ProgramLog(TorchDispatchMode):
-    """Watches a program: `scalars` of each operation by site, and the sites that made `bad` values of good ones."""
+    """Watches a program: by site, the `scalars` of operations, which made `bad` values of good ones, what was `drawn`."""
 
     supports_higher_order_operators = True
 
@@ -28,6 +28,7 @@ class ProgramLog(TorchDispatchMode):
         self.ordinals = Ordinals()
         self.scalars: dict[SiteKey, tuple[float, ...]] = {}
         self.bad: set[SiteKey] = set()
+        self.drawn: dict[SiteKey, torch.Tensor] = {}
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -38,6 +39,8 @@ class ProgramLog(TorchDispatchMode):
         name = facts.name
         key = (self.path(), name, self.ordinals.next(name))
         self.scalars.setdefault(key, operations.scalars_in(args, kwargs))
+        if facts.draws:
+            self.drawn.setdefault(key, operations.glimpse(result))
         if not facts.unset and any(
             has_shadow(t) and t.numel() and not bool(torch.isfinite(t).all()) for t in operations.tensors_in(result)
         ):

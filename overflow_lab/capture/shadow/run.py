@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from overflow_lab.capture.buffers import kept_buffers
 from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.module_path import ModulePath
-from overflow_lab.capture.outputs import is_scores
+from overflow_lab.capture.outputs import is_ranked
 from overflow_lab.capture.positions import RealPositions
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.randomness import reseed
@@ -73,7 +74,7 @@ def run(
         plant(mode, number, seed, synced=seed[1] in synced or mode.sync_until >= 0)
     reseed()
     try:
-        with path, prepared.context(), Refusals(mode.refused, lambda: mode.clock), mode:
+        with kept_buffers(prepared.model), path, prepared.context(), Refusals(mode.refused, lambda: mode.clock), mode:
             output = low.make(prepared.model)
     except BaseException:
         mode.shadows.close()  # nobody else will: the storages' weak references are no ordinary ones
@@ -81,7 +82,7 @@ def run(
     found = tensors(output, "output", caches=False)
     mode.reached([tensor for _, tensor in found])
     for name, tensor in found:
-        if has_shadow(tensor) and is_scores(name, tensor):
+        if has_shadow(tensor) and is_ranked(name, tensor):
             mode.decide(tensor)
     real = RealPositions.in_inputs(call.inputs)  # what the model makes of padding is no error of its output
     wanted = {name: real.select(mode.shadows.of(t)).clone() for name, t in found if has_shadow(t)}
@@ -107,6 +108,6 @@ def log_program(prepared: Prepared, call: Call) -> ProgramLog:
     path = ModulePath(prepared.model, lambda *_: log.ordinals.enter(), lambda *_: log.ordinals.leave())
     log.path = lambda: path.current
     reseed()
-    with path, prepared.context(), log:
+    with kept_buffers(prepared.model), path, prepared.context(), log:
         call.cast(prepared).make(prepared.model)
     return log
