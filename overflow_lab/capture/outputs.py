@@ -84,8 +84,11 @@ def is_scores(port: str, tensor: torch.Tensor) -> bool:
 
 def is_ranked(port: str, tensor: torch.Tensor) -> bool:
     """Return whether an output's rows may be ranked by whoever reads it: scores by name, or all that a model returns."""
-    return tensor.is_floating_point() and tensor.ndim >= 2 and tensor.shape[-1] >= 2 and (
-        port == "output" or is_scores(port, tensor)
+    return (
+        tensor.is_floating_point()
+        and tensor.ndim >= 2
+        and tensor.shape[-1] >= 2
+        and (port == "output" or is_scores(port, tensor))
     )
 
 

@@ -394,5 +394,7 @@ class ShadowMode(TorchDispatchMode):
 
 def _is_low(step: Step) -> bool:
     """Return whether an operation has to do with half precision: in what it reads, or in the dtype it is asked for."""
-    asked = any(item in judge.LOW for item in operations.leaves((step.args, step.kwargs)) if isinstance(item, torch.dtype))
+    asked = any(
+        item in judge.LOW for item in operations.leaves((step.args, step.kwargs)) if isinstance(item, torch.dtype)
+    )
     return asked or any(t.dtype in judge.LOW for t in step.reads)
