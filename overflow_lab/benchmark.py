@@ -25,9 +25,15 @@ import torch
 
 from overflow_lab.capture.module_ranges import ModuleRanges
 from overflow_lab.capture.ports import Ports
+from overflow_lab.capture.precisions import Prepared, parse_precision
+from overflow_lab.capture.shadow.call import Call
+from overflow_lab.capture.shadow.dispatch import ShadowMode
+from overflow_lab.capture.shadow.run import run
 from overflow_lab.capture.statistics import Tape
+from overflow_lab.recording import PrecisionRow
 
-Call = Callable[[Any], object]
+Ask = Callable[[Any], object]
+_ROW = PrecisionRow("bfloat16", "bfloat16", "to")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Work:
     """One thing to time: its name in the JSON, and what is asked of the model."""
 
     name: str
-    call: Call
+    call: Ask
     peer: bool = True
 
 
@@ -57,7 +63,7 @@ def t5_small() -> Any:
     return T5ForConditionalGeneration(config).eval()
 
 
-def forward(batch: int, length: int) -> Call:
+def forward(batch: int, length: int) -> Ask:
     """Return a plain forward of `batch` x `length` tokens, as many on the decoder's side."""
     ids = torch.randint(2, 32000, (batch, length), generator=torch.Generator().manual_seed(0))
     return lambda model: model(input_ids=ids, decoder_input_ids=ids)
@@ -76,7 +82,7 @@ WORKS = (
 )
 
 
-def watched(model: Any, call: Call) -> None:
+def watched(model: Any, call: Ask) -> None:
     """Run `call` with the ranges of all modules recorded, as a scan does."""
     ports = Ports("float32", Tape(torch.device("cpu")))
     with ModuleRanges(model, ports):
@@ -111,6 +117,21 @@ def measure(work: Work, model: Any, peer: Any, rounds: int) -> dict[str, list[fl
         if number:  # the first round warms up caches and compiles
             ratios["ours"].append(ours / bare)
             ratios["peer"].append(other / bare)
+    return ratios
+
+
+def shadow_ratios(model: Any, rounds: int) -> list[float]:
+    """Return the cost of a shadow run in bfloat16 of 8 x 128, to a float32 forward and a bfloat16 forward together."""
+    ids = torch.randint(2, 32000, (8, 128), generator=torch.Generator().manual_seed(0))
+    low = Prepared(parse_precision("bfloat16"), copy.deepcopy(model).bfloat16(), _ROW, torch.bfloat16, "cpu")
+    call = Call({"input_ids": ids, "decoder_input_ids": ids})
+    ratios = []
+    for number in range(rounds + 1):
+        plain = seconds(lambda: call.make(model)) + seconds(lambda: call.make(low.model))
+        mode = ShadowMode()
+        shadowed = seconds(lambda mode=mode: run(mode, low, model, call))  # type: ignore[misc]
+        mode.shadows.close()
+        ratios += [shadowed / plain] if number else []
     return ratios
 
 
@@ -162,6 +183,10 @@ def report(rounds: int) -> None:
         out.write(f"{work.name:20s} overflow-lab {cells[0]:24s} DebugUnderflowOverflow {cells[1]}\n")
         out.flush()
         made |= {work.name: statistics.median(ratios["ours"]), f"{work.name}_peer": statistics.median(ratios["peer"])}
+    shadow = shadow_ratios(model, max(2, rounds // 3))
+    cell = f"{statistics.median(shadow):5.2f} ({min(shadow):.2f} to {max(shadow):.2f})"
+    out.write(f"{'shadow_bf16_8x128':20s} overflow-lab {cell} of a float32 and a bfloat16 forward\n")
+    made["shadow_bf16_8x128"] = statistics.median(shadow)
     above = statistics.median(peak_megabytes("watched") - peak_megabytes("bare") for _ in range(3))
     out.write(f"{'memory_modules_mb':20s} overflow-lab {above:.0f} MB above the bare forward's peak\n")
     made["memory_modules_mb"] = above

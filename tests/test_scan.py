@@ -16,6 +16,7 @@ from torch import nn
 import overflow_lab
 from overflow_lab import OverflowLabError, ScanInterrupted, UsageError
 from overflow_lab.analysis.frame import layers
+from overflow_lab.recording import BlindSpotRow, OperationRow
 from tests.modules import Step, chain
 
 X = torch.ones(2, 4)
@@ -183,3 +184,24 @@ def test_the_public_functions_are_not_hidden_by_the_modules_of_their_names(first
     program = f"import {first}, overflow_lab; print(overflow_lab.scan.__name__, overflow_lab.report.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["scan", "report"]
+
+
+def test_the_level_says_whether_operations_are_followed_and_stands_in_the_header() -> None:
+    for level, followed in (("operation", True), ("module", False), ("auto", True)):
+        found = overflow_lab.scan(broken(), (X,), level=level).recording
+        assert bool(found.of(OperationRow)) is followed
+        assert found.header.options["level"] == level
+    with pytest.raises(UsageError, match="the level is 'deep'; choose among auto"):
+        overflow_lab.scan(broken(), (X,), level="deep")
+
+
+def test_a_large_model_is_scanned_at_its_borders_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overflow_lab.capture.record.MOST_PARAMETERS", 10)
+    large = overflow_lab.scan(nn.Linear(4, 4), (X,))
+    assert not large.recording.of(OperationRow)
+    reasons = [row.reason for row in large.recording.of(BlindSpotRow)]
+    assert any("above 10 parameters (--level operation runs it)" in reason for reason in reasons)
+    assert "above 10 parameters" in overflow_lab.report(large.recording)
+    asked = overflow_lab.scan(nn.Linear(4, 4), (X,), level="operation")
+    assert asked.recording.of(OperationRow)
+    assert overflow_lab.scan(nn.Linear(2, 2), (torch.ones(2, 2),)).recording.of(OperationRow)

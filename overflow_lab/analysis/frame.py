@@ -20,7 +20,17 @@ _SITE_COLUMNS = [
 ]
 _OPERATION_COLUMNS = [
     *("precision", "order", "module", "class_name", "op", "ordinal", "detail", "dtype", "calls", "elements"),
-    *("nonfinite", "tainted", "absmax", "headroom", "error", "error_in", "effective_bits", "flushed", "constant_flushed"),
+    *(
+        "nonfinite",
+        "tainted",
+        "absmax",
+        "headroom",
+        "error",
+        "error_in",
+        "effective_bits",
+        "flushed",
+        "constant_flushed",
+    ),
 ]
 
 

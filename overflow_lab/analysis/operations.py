@@ -151,8 +151,9 @@ def _attributed(found: Index, precision: str, effect: Effect, severity: str) -> 
     row = _attribution(found, precision)
     if row is None or (row.metric == "centered" and row.share < _ALONE):
         return None
-    if row.metric == "decisions" and not is_imprecise(effect, found.format_of(precision)):
-        return None
+    known = row.metric == "decisions" or effect.relative_error is not None
+    if row.metric != "centered" and known and not is_imprecise(effect, found.format_of(precision)):
+        return None  # an output that nobody judges is off (hidden states beside logits): noise
     return _rounding(found, precision, row, severity)
 
 

@@ -70,8 +70,8 @@ def operation_table(operations: pd.DataFrame, recording: Recording, *, cap: int 
 def trouble(operations: pd.DataFrame) -> pd.Series[float]:
     """Return each operation's best place among three lists of the worst: headroom, error made there, flushed.
 
-    Sites with NaN or inf that float32 has not head the first list; who made no error or flushed nothing is last on the others. A cap that
-    takes the lowest places shows the top of each list.
+    Sites with NaN or inf that float32 has not head the first list; who made no error or flushed nothing is last on
+    the others. A cap that takes the lowest places shows the top of each list.
     """
     made = (operations["error"] - operations["error_in"]).fillna(0.0)
     bad = pd.DataFrame({"finite": ~operations["tainted"].astype(bool), "headroom": operations["headroom"]})

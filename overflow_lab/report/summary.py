@@ -95,12 +95,13 @@ def _card(verdict: Verdict, made: Sequence[Finding]) -> Card:
 
 
 def _without_place(reason: str, origin: Origin | None) -> str:
-    """Return a reason without the module and operation that it opens with, since a card names them above."""
+    """Return a reason without the module and operation that it opens with, since both are named above it."""
     if origin is None or not origin.module:
         return reason
     for place in (f"`{origin.module}`, {origin.op}, ", f"`{origin.module}`, {origin.op} ", f"`{origin.module}` "):
         if reason.startswith(place):
-            return reason[len(place) :]
+            rest = reason[len(place) :]
+            return rest.partition(") ")[2] if rest.startswith("(") else rest
     return reason
 
 
@@ -179,7 +180,7 @@ def _finding(finding: Finding) -> FindingLine:
         for name, value in (("value", finding.value), ("limit", finding.limit))
         if value is not None
     ]
-    evidence += [(text.visible(k, 60), _value(v)) for k, v in finding.evidence.items()]
+    evidence += [(text.visible(k, 60).replace("_", " "), _value(v)) for k, v in finding.evidence.items()]
     return FindingLine(
         precision=text.visible(finding.precision, 60),
         severity=finding.severity,
@@ -187,7 +188,7 @@ def _finding(finding: Finding) -> FindingLine:
         title=text.visible(finding.mechanism or finding.kind, 80),
         where="" if origin is None else text.module_name(origin.module),
         operation=text.visible(origin.op, 80) if origin and origin.op else "",
-        message=text.sentence(finding.message),
+        message=text.sentence(_without_place(finding.message, origin)),
         evidence=tuple(evidence[:12]),
     )
 
@@ -295,7 +296,9 @@ def _value(value: Any) -> str:
     """Return a fact's value on one line."""
     if isinstance(value, float):
         return text.number(value)
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
         return text.count(value)
     if isinstance(value, (list, tuple)):
         return ", ".join(text.without_paths(item, 120) for item in value[:20])
