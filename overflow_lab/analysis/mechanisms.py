@@ -190,7 +190,7 @@ _EXPONENTIALS = {"exp", "exp2", "expm1", "sinh", "cosh", "logaddexp"}
 _CONSTANTS = {"masked_fill", "fill", "full", "full_like", "scalar_tensor", "where", "index_put", "clamp", "new_full"}
 _SQUASHING = {"sigmoid", "tanh", "exp", "softmax", "_softmax", "erf", "log_sigmoid_forward", "silu"}
 # No activation is this large: a constant of a mask is.
-_MASK = 1e9
+MASK = 1e6
 
 
 def of_bad(found: Index, event: EventRow) -> str:
@@ -200,7 +200,7 @@ def of_bad(found: Index, event: EventRow) -> str:
         return of_cast(found, event.detail) if event.detail else "cast-activation"
     if op in ("softmax", "_softmax", "log_softmax", "_log_softmax"):
         return "masked-row"
-    if event.value is not None and event.value >= _MASK and op in ("add", "mul", "sub", "rsub"):
+    if event.value is not None and event.value >= MASK and op in ("add", "mul", "sub", "rsub"):
         return "mask-arithmetic"
     if op in ("bmm", "baddbmm") or (op in _MATMULS and "attention" in event.source):
         return "attention-score"

@@ -78,7 +78,8 @@ def _finding(found: Index, precision: str, event: EventRow, severity: str) -> Fi
 
 def _nan_of_mask(found: Index, precision: str, event: EventRow) -> EventRow:
     """Return the operation that made NaN of a mask constant that the cast made -inf: as a mask, -inf is right."""
-    if event.op != mechanisms.CAST or not event.detail or not event.negative:
+    mask = event.op == mechanisms.CAST and event.detail and event.negative and (event.value or 0.0) >= mechanisms.MASK
+    if not mask:
         return event
     later = (e for e in found.events[precision] if e.event == "fresh" and e.nan and e.clock > event.clock)
     return next(later, event)

@@ -43,7 +43,7 @@ def noise_row(base: Prepared, reference: Reference, precision: str, format_name:
 
 
 def rounded_weights(model: nn.Module, fmt: FloatFormat) -> dict[str, torch.Tensor]:
-    """Return the floating parameters rounded to `fmt` at random, each as likely up as its value is near the upper one."""
+    """Return the floating parameters rounded to `fmt` at random: up as likely as a value is near the upper one."""
     generator = torch.Generator().manual_seed(_SEED)
     return {
         name: stochastically_rounded(parameter.detach(), fmt, generator)

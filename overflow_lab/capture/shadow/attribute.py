@@ -64,7 +64,8 @@ def _ratio(got: torch.Tensor, wanted: torch.Tensor, centre: float | None) -> flo
     scale = float((b - (b.mean() if centre is None else centre)).square().sum())
     if centre is None and scale < 1e-12 * float(b.square().sum()):
         return 0.0  # a constant has no spread to lose
-    error = float((a - b).square().sum())
+    off = a - b if centre is not None else (a - b) - (a - b).mean()  # to move all alike loses no difference
+    error = float(off.square().sum())
     return math.sqrt(error / scale) if scale > 0 else 0.0 if error == 0 else math.inf
 
 

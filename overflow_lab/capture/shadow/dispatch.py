@@ -214,7 +214,7 @@ class ShadowMode(TorchDispatchMode):
         elif low.itemsize == 1:
             low = low.to(shadow.dtype)  # few operations know 8 bits
         found = judge.compare(low, shadow)
-        memory.error = found.error
+        memory.error, memory.made = found.error, step.key
         site = self._site(step, low)
         site.calls += 1
         site.elements += low.numel()
@@ -224,8 +224,8 @@ class ShadowMode(TorchDispatchMode):
         if found.error >= site.error:
             site.error, site.error_in = found.error, step.error
         self._marks(step, memory, low, shadow, found)
-        if detail and ("bad", step.key) in self.events:
-            self.events["bad", step.key].detail = detail
+        if detail and (event := self.events.get(("bad", step.key))):
+            event.detail, event.source, event.dtype = detail, "", site.dtype
         site.detail = detail
 
     def _marks(
@@ -238,7 +238,7 @@ class ShadowMode(TorchDispatchMode):
             memory.marks.setdefault("bad", set()).update(numbers)
         elif step.bad:
             self._consumed(step, low, shadow)
-        if found.nonfinite and not step.bad:
+        if found.nonfinite:
             self._fresh(step, low)
         if found.flushed:
             tiny = torch.finfo(low.dtype).smallest_normal
@@ -395,6 +395,6 @@ class ShadowMode(TorchDispatchMode):
 def _is_low(step: Step) -> bool:
     """Return whether an operation has to do with half precision: in what it reads, or in the dtype it is asked for."""
     asked = any(
-        item in judge.LOW for item in operations.leaves((step.args, step.kwargs)) if isinstance(item, torch.dtype)
+        item in judge.HALVES for item in operations.leaves((step.args, step.kwargs)) if isinstance(item, torch.dtype)
     )
-    return asked or any(t.dtype in judge.LOW for t in step.reads)
+    return asked or any(t.dtype in judge.HALVES for t in step.reads)

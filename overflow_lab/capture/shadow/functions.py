@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from overflow_lab.capture.shadow.shadows import wide
 
-LOW = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16, torch.complex32)
 # Called with the function's name, its exception, and the clock before the repetition in float32.
 Refused = Callable[[str, Exception, int], None]
 
@@ -43,7 +43,8 @@ class Refusals(TorchFunctionMode):
 
 def _halves(args: Any, kwargs: Any) -> list[torch.dtype]:
     """Return the half-precision dtypes among the arguments."""
-    return [t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.dtype in LOW]
+    found = [t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    return [torch.float16 if dtype == torch.complex32 else dtype for dtype in found if dtype in HALVES]
 
 
 def _down(item: Any, dtype: torch.dtype) -> Any:
@@ -51,4 +52,4 @@ def _down(item: Any, dtype: torch.dtype) -> Any:
 
 
 def _up(item: Any) -> Any:
-    return item.to(wide(item.dtype)) if isinstance(item, torch.Tensor) and item.dtype in LOW else item
+    return item.to(wide(item.dtype)) if isinstance(item, torch.Tensor) and item.dtype in HALVES else item

@@ -11,6 +11,7 @@ import torch
 # share of the root mean square of the shadow around it: far above any rounding, below what a clamp or silent zero does.
 _OFF, _OFF_RMS = 0.1, 0.05
 LOW = (torch.float16, torch.bfloat16)
+HALVES = (*LOW, torch.complex32)
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,13 @@ def why_not(tensor: torch.Tensor) -> str:
 
 @dataclass
 class Memory:
-    """What is known of one storage of the program: its shadow, element for element, and the marks of its values."""
+    """What is known of one storage: its shadow, element for element, the site that `made` it, the marks of its values."""
 
     dtype: torch.dtype
     flat: torch.Tensor
     weak: Any
     error: float = 0.0
+    made: Any = None
     marks: dict[str, set[int]] = field(default_factory=dict)
 
 

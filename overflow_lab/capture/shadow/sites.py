@@ -80,7 +80,7 @@ class Event:
 
 
 class Ordinals:
-    """Counts the operations of each running module call, so that the same line of code has the same ordinal each time."""
+    """Counts the operations of each running module call: the same line of code has the same ordinal each time."""
 
     def __init__(self) -> None:
         self._frames: list[Counter[str]] = [Counter()]
@@ -102,13 +102,19 @@ class Ordinals:
 
 
 def source_line() -> str:
-    """Return "file.py:12 in forward" of the innermost frame that is neither torch's nor ours; the file without its folder."""
+    """Return "file.py:12 in forward" of the innermost frame of the model's code; "" where none of it is running.
+
+    Such a frame is neither torch's nor ours, and lies inside the call that we make of the model. No folder is named.
+    """
     frame = sys._getframe(1)
-    while frame is not None:
+    while True:
         name = frame.f_code.co_filename.replace("\\", "/")
+        if name.endswith("/overflow_lab/capture/shadow/call.py"):
+            break  # what called us is not the model
         if not any(part in name for part in ("/torch/", "/overflow_lab/", "<frozen", "/contextlib.py")):
             return f"{name.rpartition('/')[2]}:{frame.f_lineno} in {frame.f_code.co_name}"
-        if frame.f_back is None:
+        back = frame.f_back
+        if back is None:
             break
-        frame = frame.f_back
+        frame = back
     return ""
