@@ -83,7 +83,7 @@ def is_scores(port: str, tensor: torch.Tensor) -> bool:
 
 
 def is_ranked(port: str, tensor: torch.Tensor) -> bool:
-    """Return whether an output's rows may be ranked by whoever reads it: scores by name, or all that a model returns."""
+    """Return whether an output's rows may be ranked by its reader: scores by name, or all that a model returns."""
     return (
         tensor.is_floating_point()
         and tensor.ndim >= 2

@@ -113,7 +113,8 @@ def _alike(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
 def _by_rounding_alone(made: ShadowRun) -> Blame | None:
     """Return the operation that gives the scores, where its rounding of float32's own scores changes most choices.
 
-    Earlier roundings (of a bias, say) may even the same scores out; but with them mended, the scores' format still does.
+    Earlier roundings (of a bias, say) may even the same scores out; but with them mended, the scores' format still
+    does.
     """
     for name, tensor in tensors(made.output, "output", caches=False):
         if not (has_shadow(tensor) and is_ranked(name, tensor)):

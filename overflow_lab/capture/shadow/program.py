@@ -18,7 +18,7 @@ from overflow_lab.capture.shadow.sites import Ordinals, SiteKey
 
 
 class ProgramLog(TorchDispatchMode):
-    """Watches a program: by site, the `scalars` of operations, what made `bad` values of good ones, what was `drawn`."""
+    """Watches a program, by site: `scalars` of operations, what made `bad` values of good ones, what was `drawn`."""
 
     supports_higher_order_operators = True
 
