@@ -10,6 +10,7 @@ import torch
 from overflow_lab.capture.inside import Inside
 from overflow_lab.capture.precisions import Prepared, parse_precision, prepare
 from overflow_lab.capture.runs import Reference, watched
+from overflow_lab.capture.shadow import judge
 from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.observe import Observer
@@ -82,3 +83,21 @@ def test_a_shadow_run_that_fails_is_a_blind_spot_and_ends_nothing(
     inside = Inside(lambda reason, precision: said.append((reason, precision)))
     assert not inside.forward(low, base, Reference(0, batch, inputs=dict(batch.inputs)), off=True)
     assert said == [("the shadow run of forward ended early: RuntimeError: no replay today", "bfloat16")]
+
+
+@torch.no_grad()
+def test_an_event_in_generate_is_dated_by_step_and_beam(base: Prepared) -> None:
+    low = prepare(SUBJECT, parse_precision("float16-to"))
+    events = [row for row in Observer(base, low).observe(call(), 0, off=True) if isinstance(row, EventRow)]
+    bad = [row for row in events if row.event == "bad"]
+    samples = next(iter(SUBJECT.batches)).samples
+    assert bad
+    assert all(0 <= row.row < row.rows and row.rows % samples == 0 for row in bad)
+    assert bad[0].call == 0  # the encoder, which generate calls before the first step
+
+
+def test_the_row_of_a_bad_value_is_its_index_along_the_first_dimension() -> None:
+    mask = torch.zeros(4, 3, 2, dtype=torch.bool)
+    mask[2, 1, 1] = mask[3] = True
+    assert judge.first_row(mask) == (2, 4)
+    assert judge.first_row(torch.tensor(True)) == (0, 1)

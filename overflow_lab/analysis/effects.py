@@ -6,7 +6,7 @@ import math
 
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FloatFormat
-from overflow_lab.recording import AnswerRow, OutputRow, Recording
+from overflow_lab.recording import AnswerRow, NoiseRow, OutputRow, Recording
 from overflow_lab.tolerances import EVENED, EVENED_ROWS, TIES, tolerance
 
 # Decisions that float32 makes clearly hardly ever change in a healthy model; near ties are not counted (see `effect`).
@@ -43,6 +43,7 @@ def effect(recording: Recording, precision: str, fmt: FloatFormat) -> Effect:
         tied_decisions=sum(_near_ties(row, limit) for row in judged) / decisions if decisions else None,
         tied_answers=sum(row.status == "changed" and row.margin is not None and row.margin < limit for row in answers),
         evened_choices=max((row.evened / row.ranked for row in rows if row.ranked >= EVENED_ROWS), default=0.0),
+        noise_floor=next((row.relative_error for row in recording.of(NoiseRow) if row.precision == precision), None),
     )
 
 

@@ -7,8 +7,8 @@ import dataclasses
 from overflow_lab.analysis import origins
 from overflow_lab.analysis.effects import is_imprecise
 from overflow_lab.analysis.index import Index, role
-from overflow_lab.analysis.operations import operation_findings
 from overflow_lab.analysis.numbers import module_name, number, percent
+from overflow_lab.analysis.operations import operation_findings
 from overflow_lab.analysis.results import Effect, Finding, Origin
 from overflow_lab.recording import CastRow, ErrorRow, FailureRow, RangeRow
 from overflow_lab.tolerances import tolerance

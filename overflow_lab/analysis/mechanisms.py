@@ -50,9 +50,9 @@ MECHANISMS = {
         ),
         Mechanism(
             "gated-product",
-            "the product of two activations leaves the range",
+            "a product leaves the range: of a gate and its branch, or of a value and its scale",
             "keep the product in float32, or scale the linear branch down and the next layer's weights up",
-            f"{_HF}/issues/5651",
+            "https://github.com/vllm-project/vllm/pull/13232",
         ),
         Mechanism(
             "long-reduction",
@@ -180,12 +180,26 @@ MECHANISMS = {
             "keep this module in float32",
             "https://arxiv.org/abs/1905.12322",
         ),
-        Mechanism("other", "an operation's result leaves the range", "keep this module in float32", f"{_HF}/issues/9295"),
+        Mechanism(
+            "other", "an operation's result leaves the range", "keep this module in float32", f"{_HF}/issues/9295"
+        ),
     )
 }
 
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "matmul", "linear", "mv", "dot", "einsum", "addbmm"}
-_SUMS = {"sum", "mean", "cumsum", "index_add", "scatter_add", "scatter_reduce", "logsumexp", "prod", "cumprod", "var", "norm"}
+_SUMS = {
+    "sum",
+    "mean",
+    "cumsum",
+    "index_add",
+    "scatter_add",
+    "scatter_reduce",
+    "logsumexp",
+    "prod",
+    "cumprod",
+    "var",
+    "norm",
+}
 _EXPONENTIALS = {"exp", "exp2", "expm1", "sinh", "cosh", "logaddexp"}
 _CONSTANTS = {"masked_fill", "fill", "full", "full_like", "scalar_tensor", "where", "index_put", "clamp", "new_full"}
 _SQUASHING = {"sigmoid", "tanh", "exp", "softmax", "_softmax", "erf", "log_sigmoid_forward", "silu"}
@@ -215,7 +229,11 @@ def _by_operation(class_name: str, op: str) -> str:
     named = {"add": "residual-stream", "sub": "residual-stream", "mul": "gated-product", "div": "division"}
     if op in named:
         return named[op]
-    for names, mechanism in ((_SUMS, "long-reduction"), (_EXPONENTIALS, "exp-overflow"), (_CONSTANTS, "constant-does-not-fit")):
+    for names, mechanism in (
+        (_SUMS, "long-reduction"),
+        (_EXPONENTIALS, "exp-overflow"),
+        (_CONSTANTS, "constant-does-not-fit"),
+    ):
         if op in names:
             return mechanism
     return "other"
@@ -237,7 +255,7 @@ def of_unsupported(message: str) -> str:
 
 
 def of_rounding(found: Index, op: str, detail: str, *, exact_to: float, largest: float, decides: bool) -> str:
-    """Return the mechanism of an operation whose rounding makes the error: `largest` is the magnitude of its results."""
+    """Return the mechanism of an operation whose rounding makes the error; `largest` is that of its results."""
     bare = op.removeprefix("aten.").rstrip("_")
     if op == CAST:
         return of_cast(found, detail) if detail else "position-rounding" if largest > exact_to else "cast-activation"

@@ -92,7 +92,9 @@ def _zero_cause(found: Index, precision: str, event: EventRow) -> Origin | None:
     if event.cause is not None:
         return Origin(event.module, event.op) if event.constant_cause else Origin(*event.cause[:2])
     blame = _attribution(found, precision)
-    return Origin(blame.module, blame.op) if blame is not None and blame.op == mechanisms.CAST and blame.detail else None
+    return (
+        Origin(blame.module, blame.op) if blame is not None and blame.op == mechanisms.CAST and blame.detail else None
+    )
 
 
 def _from_zero(found: Index, precision: str, event: EventRow, cause: Origin, severity: str) -> Finding:
@@ -102,8 +104,8 @@ def _from_zero(found: Index, precision: str, event: EventRow, cause: Origin, sev
     name = "eps-flushed" if event.constant_cause else "flushed-to-zero" if flushed else "cast-buffer"
     tiny = FORMATS[event.dtype].smallest_subnormal if event.dtype in FORMATS else None
     message = (
-        f"{module_name(event.module)}, {event.op}: an operand is zero that float32 holds apart from zero, and the result is "
-        f"{_badness(event)}; the zero comes from {module_name(cause.module)}, {cause.op}."
+        f"{module_name(event.module)}, {event.op}: an operand is zero that float32 holds apart from zero, and the "
+        f"result is {_badness(event)}; the zero comes from {module_name(cause.module)}, {cause.op}."
     )
     return Finding(precision, kind, name, cause, severity, message, event.value, tiny, _evidence(event))
 
@@ -119,10 +121,19 @@ def _bad(found: Index, precision: str, event: EventRow, severity: str) -> Findin
         else ""
     )
     tensor = f" of `{event.detail}`" if event.detail else ""
-    message = f"{module_name(event.module)}, {event.op}{tensor}, makes {_badness(event)}{number_said}. {what[0].upper()}{what[1:]}."
+    made = f"{module_name(event.module)}, {event.op}{tensor}, makes {_badness(event)}{number_said}"
+    message = f"{made}. {what[0].upper()}{what[1:]}."
     evidence = {**_evidence(event), "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
     return Finding(
-        precision, _kind(event), mechanism, Origin(event.module, event.op), severity, message, event.value, limit, evidence
+        precision,
+        _kind(event),
+        mechanism,
+        Origin(event.module, event.op),
+        severity,
+        message,
+        event.value,
+        limit,
+        evidence,
     )
 
 
@@ -174,7 +185,9 @@ def _rounding(found: Index, precision: str, row: AttributionRow, severity: str) 
             largest=site.absmax if site else 0.0,
             decides=row.metric == "decisions",
         )
-    message = f"{_off(row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {percent(row.share)} of it alone: "
+    message = (
+        f"{_off(row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {percent(row.share)} of it alone: "
+    )
     message += mechanisms.MECHANISMS[mechanism].what + "."
     evidence = {"metric": row.metric, "share": row.share, "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
     return Finding(precision, "precision", mechanism, origin, severity, message, row.total, None, evidence)
@@ -200,14 +213,17 @@ def _off(row: AttributionRow) -> str:
 
 
 def _flush(precision: str, row: AttributionRow, share: float, severity: str) -> Finding:
-    message = f"{module_name(row.module)}, {row.op}, {_tensor(row)}gives zero for {percent(share)} of its values, which are too small."
+    where = f"{module_name(row.module)}, {row.op}, {_tensor(row)}"
+    message = f"{where}gives zero for {percent(share)} of its values, which are too small."
     return Finding(precision, "underflow", "flushed-to-zero", Origin(row.module, row.op), severity, message, row.total)
 
 
 def _constant(found: Index, precision: str, event: EventRow, severity: str) -> Finding:
     message = f"{module_name(event.module)}, {event.op}, is given another constant than in float32: {event.detail}."
     origin = Origin(event.module, event.op)
-    return Finding(precision, "precision", "dtype-dependent-constant", origin, severity, message, evidence=_evidence(event))
+    return Finding(
+        precision, "precision", "dtype-dependent-constant", origin, severity, message, evidence=_evidence(event)
+    )
 
 
 def _evidence(event: EventRow) -> dict[str, object]:
@@ -216,6 +232,8 @@ def _evidence(event: EventRow) -> dict[str, object]:
         ("source", event.source),
         ("run", event.run),
         ("batch", event.batch),
+        ("step", None if event.run == "forward" else event.call),
+        ("row", f"{event.row} of {event.rows}" if event.rows > 1 else None),
         ("harmed", None if event.harmed is None else ", ".join(event.harmed)),
         ("absorbed", None if event.absorbed is None else ", ".join(event.absorbed)),
         ("reaches_output", event.reaches_output),

@@ -41,8 +41,9 @@ class Effect:
     `nonfinite` and `changed_decisions` are shares from 0 to 1; `relative_error` is of the root mean squares; `kl` in
     nats for each decision; `answers` and `changed_answers` count generated answers. None where nothing was compared.
     `tied_decisions` and `tied_answers` are those among the changed ones that float32 itself decides by less than the
-    tolerated rounding of its scores: near ties, which any rounding may flip. `evened_choices` is the share of rows of scores whose choice changed since the low
-    precision gives both choices the very same score, 0 where there are too few rows to tell.
+    tolerated rounding of its scores: near ties, which any rounding may flip. `evened_choices` is the share of rows of
+    scores whose choice changed since the low precision gives both choices the very same score, 0 where there are too
+    few rows to tell. `noise_floor` is the relative error that one random rounding of the weights alone makes.
     """
 
     nonfinite: float | None = None
@@ -55,6 +56,7 @@ class Effect:
     tied_decisions: float | None = None
     tied_answers: int = 0
     evened_choices: float = 0.0
+    noise_floor: float | None = None
 
     @property
     def overruled_decisions(self) -> float:

@@ -63,9 +63,11 @@ class EventRow:
     operands, which float32's own program does not make there), "unsupported" (no kernel), "decision" (`changed`
     integers or truths that the shadow decides otherwise), "constant" (another constant than in float32's program) or
     "drawn" (other random numbers than float32's program draws there, so that their outputs cannot be compared).
-    `value` is the largest shadow magnitude where it went bad, `negative` whether all of it was -inf. `zero_operand`
-    says that an operand was zero whose shadow is not, `cause` where that zero came from; `harmed` and `absorbed` are
-    the first consumers that gave a wrong, or the right, finite value; each is (module, operation).
+    `value` is the largest shadow magnitude where it went bad, `row` of `rows` the index along the first dimension of
+    the first such element (its input or beam; where a model flattens tokens, its token among all of them), `negative`
+    whether all of it was -inf. `zero_operand` says that an operand was zero whose shadow is not, `cause` where that
+    zero came from; `harmed` and `absorbed` are the first consumers that gave a wrong, or the right, finite value;
+    each is (module, operation).
     """
 
     kind: ClassVar[str] = "event"
@@ -83,6 +85,8 @@ class EventRow:
     nan: int = 0
     elements: int = 0
     changed: int = 0
+    row: int = 0
+    rows: int = 0
     value: float | None = None
     negative: bool = False
     zero_operand: bool = False

@@ -147,7 +147,8 @@ def effects(effect: Effect) -> list[str]:
             else f"{text.share(effect.nonfinite)} of the output is NaN or inf"
         )
     if effect.relative_error is not None:
-        said.append(f"relative error {text.share(effect.relative_error)}")
+        floor = "" if effect.noise_floor is None else f" (noise floor {text.share(effect.noise_floor)})"
+        said.append(f"relative error {text.share(effect.relative_error)}{floor}")
     if effect.changed_decisions is not None:
         said.append(
             "no decision changed"

@@ -27,6 +27,8 @@ from overflow_lab.capture.shadow.sites import SiteKey
 Metric = Callable[[ShadowRun, ShadowRun], float]
 
 _PART = 1 / 3
+# Fewer values than these have no spread to speak of.
+_SOME = 8
 _MOST_RUNS, _MOST_SECONDS = 64, 120.0
 # A sum amplifies when its relative error is this many times that of its terms, and this large.
 _AMPLIFIED, _OFF = 8.0, 0.05
@@ -40,7 +42,7 @@ def relative(got: ShadowRun, wanted: ShadowRun) -> float:
 
 def centered(got: ShadowRun, wanted: ShadowRun) -> float:
     """Return the largest error of any output relative to its spread around its mean: what sets its elements apart."""
-    return max((_ratio(a, b, None) for a, b in _pairs(got, wanted) if b.numel() > 1), default=0.0)
+    return max((_ratio(a, b, None) for a, b in _pairs(got, wanted) if b.numel() >= _SOME), default=0.0)
 
 
 def decisions(got: ShadowRun, wanted: ShadowRun) -> float:

@@ -251,8 +251,8 @@ class ShadowMode(TorchDispatchMode):
     def _origin(self, step: Step, low: torch.Tensor, shadow: torch.Tensor, new: torch.Tensor) -> int:
         """Write down that bad values were made out of good ones; return the event's number."""
         event = self._event("bad", step)
-        number = id(event)
-        self._numbers[number] = event
+        self._numbers[number := id(event)] = event
+        event.row, event.rows = (event.row, event.rows) if event.elements else judge.first_row(new)
         event.inf += int((torch.isinf(low) & new).sum())
         event.nan += int((torch.isnan(low) & new).sum())
         event.elements += low.numel()

@@ -79,6 +79,13 @@ def _ratio(error: float, scale: float) -> float:
     return math.sqrt(error / scale) if scale > 0 else 0.0 if error == 0 else math.inf
 
 
+def first_row(mask: torch.Tensor) -> tuple[int, int]:
+    """Return the index along the first dimension of the first element set, and its length; (0, 1) in 0-d."""
+    if mask.ndim == 0:
+        return 0, 1
+    return int(mask.reshape(mask.shape[0], -1).any(-1).to(torch.uint8).argmax()), mask.shape[0]
+
+
 def any_new(low: torch.Tensor, shadow: torch.Tensor) -> bool:
     """Return whether an element is bad whose shadow is finite."""
     return bool((~torch.isfinite(low) & torch.isfinite(shadow)).any())

@@ -38,7 +38,7 @@ def why_not(tensor: torch.Tensor) -> str:
 
 @dataclass
 class Memory:
-    """What is known of one storage: its shadow, element for element, the site that `made` it, the marks of its values."""
+    """What is known of one storage: its shadow, element for element, the site that `made` it, marks of its values."""
 
     dtype: torch.dtype
     flat: torch.Tensor

@@ -62,6 +62,8 @@ class Event:
     nan: int = 0
     elements: int = 0
     changed: int = 0
+    row: int = 0
+    rows: int = 0
     value: float | None = None
     negative: bool = True
     zero_operand: bool = False
