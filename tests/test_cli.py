@@ -109,7 +109,16 @@ def started(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "overflow_lab", *arguments]
     root = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": root}
-    return subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True, env=environment)
+    # A shell that runs the tests in the background makes its children ignore Ctrl-C, and theirs too.
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_for(path: Path, text: str) -> None:
