@@ -7,6 +7,9 @@ from overflow_lab.formats import FloatFormat
 # In a sweep over hundreds of healthy architectures the output error had a 95th percentile of 1.5 percent in bfloat16
 # and 0.3 in float16: 4 and 6 units of their rounding (u = eps / 2); 16 leaves room for depth.
 TOLERATED_ROUNDINGS = 16
+# An error up to so many times the noise floor is the model's own conditioning, if it is no more than a quarter: healthy
+# models show 2 to 4 times what one rounding of their weights does, and real faults 24 times and more.
+TOLERATED_NOISE, MOST_NOISE = 6, 0.25
 # An output whose error is above this share of its own spread has lost what sets its elements apart (scores near 1,
 # say).
 SPREAD = 0.15

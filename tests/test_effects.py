@@ -73,6 +73,10 @@ def test_answers_are_counted_by_status() -> None:
         (Effect(), False, False),
         (Effect(relative_error=0.9 * 2**-7), False, False),  # float16 rounds by 2**-11, sixteen of which are tolerated
         (Effect(relative_error=1.1 * 2**-7), True, True),
+        (Effect(relative_error=0.05, noise_floor=0.01), False, False),  # the model's own conditioning
+        (Effect(relative_error=0.3, noise_floor=0.3), True, True),  # more than a quarter is never noise
+        (Effect(relative_error=0.001, evened_choices=0.75), True, True),
+        (Effect(relative_error=0.001, evened_choices=0.25), False, False),
         (Effect(nonfinite=1e-6), True, False),
         (Effect(changed_decisions=0.04), False, False),
         (Effect(changed_decisions=0.06), True, False),
@@ -90,3 +94,9 @@ def test_thresholds(found: Effect, wrong: bool, imprecise: bool) -> None:
 def test_the_tolerance_is_sixteen_roundings_of_the_format() -> None:
     assert tolerance(FORMATS["float16"]) == 16 * 2.0**-11
     assert tolerance(FORMATS["bfloat16"]) == 16 * 2.0**-8
+
+
+def test_few_rows_do_not_tell_whether_rounding_chooses() -> None:
+    two = OutputRow("float16", "output", 8, ranked=2, evened=2)
+    assert effect(recording(two), "float16", FLOAT16).evened_choices == 0.0
+    assert effect(recording(two + two), "float16", FLOAT16).evened_choices == 1.0

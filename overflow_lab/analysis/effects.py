@@ -7,7 +7,7 @@ import math
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FloatFormat
 from overflow_lab.recording import AnswerRow, NoiseRow, OutputRow, Recording
-from overflow_lab.tolerances import EVENED, EVENED_ROWS, TIES, tolerance
+from overflow_lab.tolerances import EVENED, EVENED_ROWS, MOST_NOISE, TIES, TOLERATED_NOISE, tolerance
 
 # Decisions that float32 makes clearly hardly ever change in a healthy model; near ties are not counted (see `effect`).
 TOLERATED_CHANGES = 0.05
@@ -57,11 +57,17 @@ def _whole_numbers(row: OutputRow) -> bool:
     return row.decisions == row.elements and row.reference_squares == row.error_squares == row.nonfinite == 0
 
 
+def _is_off(found: Effect, fmt: FloatFormat) -> bool:
+    """Return whether the error is more than the format's rounding and the model's own conditioning explain."""
+    conditioning = min(TOLERATED_NOISE * (found.noise_floor or 0.0), MOST_NOISE)
+    return (found.relative_error or 0.0) > max(tolerance(fmt), conditioning)
+
+
 def is_wrong(found: Effect, fmt: FloatFormat) -> bool:
     """Return whether the output is wrong beyond the format's own rounding."""
     return bool(
         (found.nonfinite or 0.0) > 0.0
-        or (found.relative_error or 0.0) > tolerance(fmt)
+        or _is_off(found, fmt)
         or found.overruled_decisions > TOLERATED_CHANGES
         or found.evened_choices > EVENED
         or found.failed_answers
@@ -72,7 +78,7 @@ def is_wrong(found: Effect, fmt: FloatFormat) -> bool:
 def is_imprecise(found: Effect, fmt: FloatFormat) -> bool:
     """Return whether an output without non-finite values differs by more than the format's rounding explains."""
     return bool(
-        (found.relative_error or 0.0) > tolerance(fmt)
+        _is_off(found, fmt)
         or found.overruled_decisions >= TIES
         or found.evened_choices > EVENED
         or (found.answers and (found.overruled_answers + found.failed_answers) / found.answers > TIES)

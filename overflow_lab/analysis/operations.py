@@ -186,7 +186,7 @@ def _rounding(found: Index, precision: str, row: AttributionRow, severity: str) 
             decides=row.metric == "decisions",
         )
     message = (
-        f"{_off(row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {percent(row.share)} of it alone: "
+        f"{_off(row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {percent(min(row.share, 1.0))} of it alone: "
     )
     message += mechanisms.MECHANISMS[mechanism].what + "."
     evidence = {"metric": row.metric, "share": row.share, "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
