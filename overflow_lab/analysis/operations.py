@@ -185,9 +185,8 @@ def _rounding(found: Index, precision: str, row: AttributionRow, severity: str) 
             largest=site.absmax if site else 0.0,
             decides=row.metric == "decisions",
         )
-    message = (
-        f"{_off(row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {percent(min(row.share, 1.0))} of it alone: "
-    )
+    part = percent(min(row.share, 1.0))  # later roundings may cancel: one alone can make more than the whole
+    message = f"{_off(row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {part} of it alone: "
     message += mechanisms.MECHANISMS[mechanism].what + "."
     evidence = {"metric": row.metric, "share": row.share, "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
     return Finding(precision, "precision", mechanism, origin, severity, message, row.total, None, evidence)
