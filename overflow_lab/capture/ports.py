@@ -77,7 +77,7 @@ class Ports:
         for port, row, clock, call in notes:
             number = numbers.pop(id(port), None)
             if number is not None:
-                port.range = port.range + merged[number]
+                port.range = port.range + merged[number] if port.range.count else merged[number]
             if port.first_bad is None and bad[row]:
                 port.first_bad = Moment(clock, *self._now, call)
 
