@@ -118,7 +118,7 @@ def sample_recording(*, modules: Modules | None = None, texts: bool = False, com
         rows += [RunRow(precision, "forward", 3, 12, 384, 0.8), RunRow(precision, "beam", 3, 12, 384, 2.4)]
         rows += _module_rows(precision, known)
     rows += [*_casts(), *_outputs(), *_answers(texts=texts), *_blind_spots()]
-    footer = Footer("complete", seconds=9.3) if complete else Footer("interrupted", "KeyboardInterrupt", 4.1)
+    footer = Footer("complete") if complete else Footer("interrupted", "KeyboardInterrupt")
     return build(_header(), [*rows, footer], path="/home/somebody/secret/t5-sample.jsonl")
 
 

@@ -316,7 +316,6 @@ class Footer:
 
     status: str
     error: str | None = None
-    seconds: float = 0.0
 
 
 def _sums(a: Any, b: Any, *names: str) -> dict[str, Any]:

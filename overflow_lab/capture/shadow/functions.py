@@ -9,9 +9,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from overflow_lab.capture.shadow.judge import HALVES
 from overflow_lab.capture.shadow.shadows import wide
 
-HALVES = (torch.float16, torch.bfloat16, torch.complex32)
 # Called with the function's name, its exception, and the clock before the repetition in float32.
 Refused = Callable[[str, Exception, int], None]
 
