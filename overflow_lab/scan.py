@@ -92,8 +92,9 @@ def scan(
 
     `model` is a torch.nn.Module (with `inputs`: a dict of keyword inputs, a tuple of positional ones, or a list of
     these, one for each call), or a string as on the command line: a hub id, a folder, "path/to/file.py:function" or
-    "demo". `precisions` names the low precisions; float32 always runs. `recording` is a file to write (.jsonl or
-    .jsonl.gz); without it the recording stays in memory. Further options are the fields of
+    "demo". `precisions` names what is judged; float32 always runs as the reference, and is judged itself (against
+    float64) where it is named or where its output holds NaN. `recording` is a file to write (.jsonl or .jsonl.gz);
+    without it the recording stays in memory. Further options are the fields of
     `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and `store_texts=True`,
     which keeps prompts and answers in the recording. `level="module"` leaves out the shadow run, which names
     operations; "auto" does so for models of more than two billion parameters. A model in memory is asked to generate
@@ -211,7 +212,7 @@ def _header(subject: Subject, wanted: tuple[Precision, ...], options: Mapping[st
         overflow_lab=__version__,
         created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         subject={"name": subject.name, "kind": subject.kind, **subject.facts, "notes": list(subject.notes)},
-        precisions=("float32", *(precision.name for precision in wanted)),
+        precisions=tuple(dict.fromkeys(("float32", *(precision.name for precision in wanted)))),
         environment=environment(str(options.get("device", "cpu"))),
         options=shown,
     )

@@ -7,6 +7,8 @@ from overflow_lab.formats import FloatFormat
 # In a sweep over hundreds of healthy architectures the output error had a 95th percentile of 1.5 percent in bfloat16
 # and 0.3 in float16: 4 and 6 units of their rounding (u = eps / 2); 16 leaves room for depth.
 TOLERATED_ROUNDINGS = 16
+# An output of float32 is judged as one of float16 is: who runs in half precision does not ask for more.
+LEAST_TOLERANCE = TOLERATED_ROUNDINGS * 2.0**-11
 # An error up to so many times the noise floor is the model's own conditioning, if it is no more than a quarter: healthy
 # models show 2 to 4 times what one rounding of their weights does, and real faults 24 times and more.
 TOLERATED_NOISE, MOST_NOISE = 6, 0.25
@@ -22,4 +24,4 @@ EVENED, EVENED_ROWS = 0.5, 3
 
 def tolerance(fmt: FloatFormat) -> float:
     """Return the relative error of an output that is taken as the format's own rounding."""
-    return TOLERATED_ROUNDINGS * fmt.eps / 2
+    return max(TOLERATED_ROUNDINGS * fmt.eps / 2, LEAST_TOLERANCE)

@@ -120,7 +120,7 @@ def _status(mode: ShadowMode, got: Any, plain: Any, truth: Any) -> tuple[str, st
         difference = _difference(mode.shadows.of(tensor), exact)
         if difference:
             return "wrong", difference
-    if any(what == "unsupported" for what, _ in mode.events):
+    if any(what == "unsupported" for what, _ in mode.notes.events):
         return "unsupported", ""
     return ("exact" if pairs else "no values"), ""
 

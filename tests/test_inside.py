@@ -42,7 +42,7 @@ def test_beam_search_answers_the_same_with_its_shadow(precision: str, base: Prep
     seen = run(mode, low, base.model, call())
     mode.shadows.close()
     assert torch.equal(seen.output, plain)
-    assert mode.call >= 1  # several steps of the decoder were counted
+    assert mode.notes.call >= 1  # several steps of the decoder were counted
 
 
 @torch.no_grad()

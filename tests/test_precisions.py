@@ -56,8 +56,9 @@ def test_a_format_that_is_only_forecast_is_said_to_be_so() -> None:
         parse_precision("float8_e5m2")
 
 
-def test_repeated_names_and_float32_are_left_out() -> None:
-    assert [p.name for p in parse_precisions(["bf16", "fp32", "bfloat16", "fp16-to"])] == ["bfloat16", "float16-to"]
+def test_repeated_names_are_left_out() -> None:
+    names = [p.name for p in parse_precisions(["bf16", "fp32", "bfloat16", "fp16-to"])]
+    assert names == ["bfloat16", "float32", "float16-to"]
 
 
 def subject(model: nn.Module) -> Subject:

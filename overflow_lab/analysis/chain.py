@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from overflow_lab.analysis.index import Index, role
-from overflow_lab.analysis.mechanisms import CAST
-from overflow_lab.analysis.numbers import number, percent
+from overflow_lab.analysis.mechanisms import CAST, NAN_ANYWAY
+from overflow_lab.analysis.numbers import against, number, percent
 from overflow_lab.analysis.origins import bad_rows
 from overflow_lab.analysis.results import Effect, Finding, Link, Origin
 from overflow_lab.formats import FORMATS
@@ -25,9 +25,10 @@ def chain(found: Index, finding: Finding, effect: Effect) -> tuple[Link, ...]:
     event = _event(found, finding)
     if finding.kind == "unsupported":
         return (Link("effect", _stopped(event)), _unsupported(finding, event))
-    before = [Link("effect", _reached(effect))]
+    before = [Link("effect", _reached(effect, finding))]
     if event is not None and event.event == "constant":
-        return (*before, _plain(finding, f"is given another constant than in float32: {event.detail}", event.source))
+        text = f"is given another constant than in {against(finding.precision)}: {event.detail}"
+        return (*before, _plain(finding, text, event.source))
     if event is not None:
         return _short([*before, *_carriers(found, finding, event), *_harm(event), *_made(found, finding, event)])
     if finding.kind in ("overflow", "nan"):
@@ -65,7 +66,7 @@ def _event(found: Index, finding: Finding) -> EventRow | None:
     return next((e for e in [*own, *caused, *loose] if e.event != "constant"), None)
 
 
-def _reached(effect: Effect) -> str:
+def _reached(effect: Effect, finding: Finding) -> str:
     """Return the two weightiest things that reach the output."""
     said = []
     if effect.failed_answers:
@@ -78,7 +79,9 @@ def _reached(effect: Effect) -> str:
         said.append(f"{percent(effect.changed_decisions)} of the decisions change")
     if effect.relative_error and not effect.nonfinite:
         said.append(f"the output is off by {percent(effect.relative_error)}")
-    return ", ".join(said[:2]) or "the output is as in float32"
+    if finding.mechanism == NAN_ANYWAY:
+        said.insert(0, "the output holds NaN, in float64 too")
+    return ", ".join(said[:2]) or f"the output is as in {against(finding.precision)}"
 
 
 def _stopped(event: EventRow | None) -> str:
@@ -117,7 +120,7 @@ def _harm(event: EventRow) -> Iterator[Link]:
     if event.harmed is None:
         if event.absorbed is not None and not event.reaches_output:
             module, op = event.absorbed[:2]
-            yield Link("absorbed", f"makes of {bad} what float32 has there: absorbed", module, op)
+            yield Link("absorbed", f"makes of {bad} what {against(event.precision)} has there: absorbed", module, op)
         return
     module, op = event.harmed[:2]
     bare = op.removeprefix("aten.").rstrip("_")
@@ -143,18 +146,18 @@ def _made(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
     share = (
         f" in {percent(site.flushed / site.elements)} of its values" if site and site.elements and site.flushed else ""
     )
-    yield _plain(finding, f"gives that zero: what float32 has there is too small{share}")
+    yield _plain(finding, f"gives that zero: what {against(finding.precision)} has there is too small{share}")
 
 
 def _misfit(found: Index, event: EventRow) -> str:
     limit = FORMATS.get(event.dtype, found.format_of(event.precision)).max
     if event.zero_operand and event.op != CAST:
-        return ", since an operand is zero that float32 holds apart from zero"
+        return f", since an operand is zero that {against(event.precision)} holds apart from zero"
     if event.value is None:
         return ""
     if event.value > limit:
         return f": {number(event.value)} does not fit, the limit is {number(limit)}"
-    return f", where float32 has at most {number(event.value)}"
+    return f", where {against(event.precision)} has at most {number(event.value)}"
 
 
 def _at_borders(found: Index, finding: Finding) -> Iterator[Link]:
@@ -194,7 +197,8 @@ def _grown(found: Index, row: AttributionRow) -> str:
     site = found.operations.get(row.precision, {}).get((row.module, row.op, row.ordinal))
     if site is None or not site.error or site.error <= site.error_in:
         return ""
-    return f": off by {percent(site.error)}, its operands by {percent(site.error_in)}"
+    own = "" if site.local_error is None else f", of which it makes {percent(site.local_error)} itself"
+    return f": off by {percent(site.error)}{own}, its operands by {percent(site.error_in)}"
 
 
 def _flushed(found: Index, finding: Finding) -> Iterator[Link]:
@@ -204,9 +208,8 @@ def _flushed(found: Index, finding: Finding) -> Iterator[Link]:
             finding, f"gives zero for {percent(site.flushed / site.elements)} of its values, which are too small"
         )
     elif finding.kind == "underflow":
-        yield _plain(
-            finding, "gives zeros where float32 has none" + _of_tensor(str(finding.evidence.get("tensor", "")))
-        )
+        tensor = _of_tensor(str(finding.evidence.get("tensor", "")))
+        yield _plain(finding, f"gives zeros where {against(finding.precision)} has none{tensor}")
     elif finding.origin is not None:
         off = "" if finding.value is None else f": {percent(finding.value)}"
         yield _plain(finding, f"is where the error first passes the tolerance{off}")

@@ -6,9 +6,9 @@ import dataclasses
 
 from overflow_lab.analysis import origins
 from overflow_lab.analysis.effects import is_imprecise
-from overflow_lab.analysis.index import Index, role
-from overflow_lab.analysis.numbers import module_name, number, percent
-from overflow_lab.analysis.operations import operation_findings
+from overflow_lab.analysis.index import REFERENCE, Index, role
+from overflow_lab.analysis.numbers import against, module_name, number, percent
+from overflow_lab.analysis.operations import nan_anyway, operation_findings
 from overflow_lab.analysis.results import Effect, Finding, Origin
 from overflow_lab.recording import CastRow, ErrorRow, FailureRow, RangeRow
 from overflow_lab.tolerances import tolerance
@@ -23,6 +23,8 @@ def findings(found: Index, precision: str, effect: Effect, severity: str) -> lis
     """Return the findings of a precision, the earliest cause first: from inside the modules where that was recorded."""
     if precision in found.operations:
         made = operation_findings(found, precision, effect, severity)
+        if not made and precision == REFERENCE and (anyway := nan_anyway(found)):
+            return [anyway]
         made = made or _failures(found, precision)
         if not made and not _drawn(found, precision) and is_imprecise(effect, found.format_of(precision)):
             made = [_flushed(found, precision, severity) or _imprecise(found, precision, effect, severity)]
@@ -116,11 +118,11 @@ def _sentence(found: Index, origin: Origin, row: RangeRow, value: float | None, 
     name = found.class_name(origin.module)
     head = f"{where}{f' ({name})' if name else ''} makes {_what(row)}{seen}"
     if value is not None and value > limit:
-        there = f"float32 has {number(value)} there, which does not fit; the limit of {row.dtype} is {number(limit)}"
-        return f"{head}: {there}."
+        misfit = f"which does not fit; the limit of {row.dtype} is {number(limit)}"
+        return f"{head}: {against(row.precision)} has {number(value)} there, {misfit}."
     if value is not None:
         inside = "so it arose inside, between the values that module borders show"
-        return f"{head}: float32 has at most {number(value)} there, {inside}."
+        return f"{head}: {against(row.precision)} has at most {number(value)} there, {inside}."
     return f"{head}."
 
 
@@ -168,7 +170,7 @@ def _flushed(found: Index, precision: str, severity: str) -> Finding | None:
     limit = found.format_of(precision).smallest_subnormal
     zeros = percent(row.range.zero / row.range.count)
     message = (
-        f"{module_name(origin.module)} gives zeros where float32 has values up to {number(value)}: "
+        f"{module_name(origin.module)} gives zeros where {against(precision)} has values up to {number(value)}: "
         f"{zeros} of `{row.port}` is zero; the smallest magnitude of {row.dtype} is {number(limit)}."
     )
     return Finding(

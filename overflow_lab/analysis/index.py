@@ -50,6 +50,11 @@ class Index:
         """Return float32's range at a site."""
         return self.ranges.get(REFERENCE, {}).get((module, port))
 
+    def outputs(self, precision: str) -> list[RangeRow]:
+        """Return the ranges of the model's own outputs."""
+        rows = self.ranges.get(precision, {}).values()
+        return [row for row in rows if not row.module and role(row.port) == "output"]
+
     def class_name(self, module: str) -> str:
         """Return a module's class, "" where the recording does not have it."""
         row = self.modules.get(module)

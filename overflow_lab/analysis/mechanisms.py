@@ -8,6 +8,8 @@ from overflow_lab.analysis.index import Index
 from overflow_lab.recording import EventRow
 
 CAST = "aten._to_copy"
+# The mechanism of a NaN that has nothing to do with precision.
+NAN_ANYWAY = "nan-in-any-precision"
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,12 @@ MECHANISMS = {
             "a row has nothing left to choose from, and its softmax is NaN",
             "keep at least one element unmasked, and compare in float32",
             f"{_HF}/pull/17437",
+        ),
+        Mechanism(
+            NAN_ANYWAY,
+            "the operation has no value there in any precision",
+            "mend the model or its inputs (an empty row of a mask, log or sqrt of a negative number, 0 / 0)",
+            f"{_TORCH}/issues/41508",
         ),
         Mechanism(
             "kernel-missing",

@@ -31,6 +31,11 @@ def percent(share: float | None) -> str:
     return f"{value:,.0f}%" if value >= 10 else f"{value:.2g}%"
 
 
+def against(precision: str) -> str:
+    """Return what a precision is compared with: float32, and float64 where float32 itself is judged."""
+    return "float64" if precision == "float32" else "float32"
+
+
 def module_name(path: str) -> str:
     """Return a module's path for a sentence; the root has none."""
     return f"`{path}`" if path else "the model itself"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from overflow_lab.analysis import mechanisms
 from overflow_lab.analysis.effects import is_imprecise
-from overflow_lab.analysis.index import Index
-from overflow_lab.analysis.numbers import module_name, number, percent
+from overflow_lab.analysis.index import REFERENCE, Index
+from overflow_lab.analysis.numbers import against, module_name, number, percent
 from overflow_lab.analysis.origins import bad_rows
 from overflow_lab.analysis.results import Effect, Finding, Origin
 from overflow_lab.formats import FORMATS, integer_limit
@@ -47,6 +47,22 @@ def _faults(found: Index, precision: str, events: list[EventRow], effect: Effect
     # The shadow saw nothing: it followed a choice of the program's that float32 would not have made.
     known = {(e.module, e.op, e.ordinal) for e in absorbed}
     return [e for e in events if e.event == "fresh" and (e.module, e.op, e.ordinal) not in known][:1]
+
+
+def nan_anyway(found: Index) -> Finding | None:
+    """Return the operation that makes the NaN of float32's output which its shadow in float64 makes too; None if none.
+
+    The first that makes NaN of other values: later ones may only say so again.
+    """
+    event = next((e for e in found.events.get(REFERENCE, ()) if e.event == "fresh" and e.nan), None)
+    if event is None or not any(row.range.nan for row in found.outputs(REFERENCE)):
+        return None
+    mechanism = mechanisms.MECHANISMS[mechanisms.NAN_ANYWAY]
+    made = f"{module_name(event.module)}, {event.op}, makes {_badness(event)}"
+    message = f"{made}, and so it would in float64: {mechanism.what}."
+    evidence = {**_evidence(event), "ways_out": mechanism.ways_out}
+    origin = Origin(event.module, event.op)
+    return Finding(REFERENCE, "nan", mechanism.name, origin, "error", message, evidence=evidence)
 
 
 def _fits(event: EventRow) -> bool:
@@ -104,8 +120,9 @@ def _from_zero(found: Index, precision: str, event: EventRow, cause: Origin, sev
     name = "eps-flushed" if event.constant_cause else "flushed-to-zero" if flushed else "cast-buffer"
     tiny = FORMATS[event.dtype].smallest_subnormal if event.dtype in FORMATS else None
     message = (
-        f"{module_name(event.module)}, {event.op}: an operand is zero that float32 holds apart from zero, and the "
-        f"result is {_badness(event)}; the zero comes from {module_name(cause.module)}, {cause.op}."
+        f"{module_name(event.module)}, {event.op}: an operand is zero that {against(event.precision)} "
+        f"holds apart from zero, and the result is {_badness(event)}; "
+        f"the zero comes from {module_name(cause.module)}, {cause.op}."
     )
     return Finding(precision, kind, name, cause, severity, message, event.value, tiny, _evidence(event))
 
@@ -116,7 +133,8 @@ def _bad(found: Index, precision: str, event: EventRow, severity: str) -> Findin
     what = mechanisms.MECHANISMS[mechanism].what
     beyond = limit is not None and event.value is not None and event.value > limit
     number_said = (
-        f": float32 has {number(event.value)} there, which does not fit; the limit of {event.dtype} is {number(limit)}"
+        f": {against(precision)} has {number(event.value)} there, which does not fit; "
+        f"the limit of {event.dtype} is {number(limit)}"
         if beyond
         else ""
     )
@@ -218,11 +236,21 @@ def _flush(precision: str, row: AttributionRow, share: float, severity: str) -> 
 
 
 def _constant(found: Index, precision: str, event: EventRow, severity: str) -> Finding:
-    message = f"{module_name(event.module)}, {event.op}, is given another constant than in float32: {event.detail}."
+    given = f"is given another constant than in {against(precision)}: {event.detail}"
+    message = f"{module_name(event.module)}, {event.op}, {given}."
     origin = Origin(event.module, event.op)
     return Finding(
         precision, "precision", "dtype-dependent-constant", origin, severity, message, evidence=_evidence(event)
     )
+
+
+def place(event: EventRow) -> str:
+    """Return where among the inputs something happened first: "input 2 of 4, beam 1"; "" where there is one input."""
+    if not event.beams:
+        return f"row {event.row} of {event.rows}" if event.rows > 1 else ""
+    number, beam = divmod(event.row, event.beams)
+    of = f"input {number} of {event.rows // event.beams}" if event.rows > event.beams else ""
+    return ", ".join(part for part in (of, f"beam {beam}" if event.beams > 1 else "") if part)
 
 
 def _evidence(event: EventRow) -> dict[str, object]:
@@ -232,7 +260,8 @@ def _evidence(event: EventRow) -> dict[str, object]:
         ("run", event.run),
         ("batch", event.batch),
         ("step", None if event.run == "forward" else event.call),
-        ("row", f"{event.row} of {event.rows}" if event.rows > 1 else None),
+        ("place", place(event)),
+        ("margin", event.margin),
         ("harmed", None if event.harmed is None else ", ".join(event.harmed)),
         ("absorbed", None if event.absorbed is None else ", ".join(event.absorbed)),
         ("reaches_output", event.reaches_output),

@@ -9,20 +9,20 @@ from overflow_lab.analysis.effects import effect, is_wrong
 from overflow_lab.analysis.findings import findings
 from overflow_lab.analysis.index import REFERENCE, Index, index
 from overflow_lab.analysis.mechanisms import MECHANISMS
-from overflow_lab.analysis.numbers import module_name, percent
+from overflow_lab.analysis.numbers import against, module_name, percent
 from overflow_lab.analysis.results import SEVERITIES, Diagnosis, Effect, Finding, Verdict
 from overflow_lab.recording import FailureRow, Recording, RunRow
 
 
 def analyze(recording: Recording) -> Diagnosis:
-    """Return the diagnosis of a recording: a verdict for each low precision that was run, and all findings.
+    """Return the diagnosis of a recording: a verdict for each precision that was judged, and all findings.
 
     A precision that an interrupted scan did not come to has no verdict.
     """
     found = index(recording)
-    lows = [name for name in found.precisions if name != REFERENCE]
+    judged = [name for name in found.precisions if name != REFERENCE or name in found.operations]
     verdicts, everything = {}, []
-    for name in lows:
+    for name in judged:
         reached = effect(recording, name, found.format_of(name))
         severity = "error" if is_wrong(reached, found.format_of(name)) or _failed(found, name) else "warning"
         made = findings(found, name, reached, severity)
@@ -70,13 +70,17 @@ def _fine(found: Index, precision: str, reached: Effect) -> str:
     ran = [row for row in found.recording.of(RunRow) if row.precision == precision]
     inputs = max((row.inputs for row in ran), default=0)
     parts = []
+    nan = sum(row.range.nan for row in found.outputs(precision))
+    if nan and precision != REFERENCE:
+        parts.append(f"its output holds NaN ({nan:,} values), as float32's own does: see the verdict on float32")
     if reached.relative_error is not None:
-        parts.append(f"the output is within {percent(reached.relative_error)} of float32's")
+        parts.append(f"the output is within {percent(reached.relative_error)} of {against(precision)}'s")
     if reached.answers:
         same = reached.answers - reached.changed_answers - reached.failed_answers
         ties = f" ({reached.tied_answers} others part at near ties)" if reached.tied_answers else ""
         parts.append(f"{same} of {reached.answers} answers are the same{ties}")
-    return f"everything is finite on {inputs} inputs" + "".join(f", {part}" for part in parts) + "."
+    first = f"nothing breaks on {inputs} inputs" if nan else f"everything is finite on {inputs} inputs"
+    return ", ".join([first, *parts]) + "."
 
 
 def _advised(verdict: Verdict, all_verdicts: dict[str, Verdict]) -> Verdict:

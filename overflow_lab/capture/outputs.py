@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +51,12 @@ def outputs_of(
     return Outputs({name: tensor.detach().clone() for name, tensor in found}, mask, positions or RealPositions())
 
 
+def mask_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the mask of the positions that the logits speak of."""
+    mask = inputs.get("decoder_attention_mask") if "decoder_input_ids" in inputs else inputs.get("attention_mask")
+    return mask if isinstance(mask, torch.Tensor) else None
+
+
 def compare_outputs(precision: str, reference: Outputs, low: Outputs) -> tuple[list[OutputRow], list[str]]:
     """Return a row for each output that both have alike, and the ports that are missing or of another shape."""
     rows, apart = [], []
@@ -75,6 +82,11 @@ def _compare(precision: str, port: str, expected: Outputs, low: torch.Tensor) ->
     ranked, evened = _evened(reference, low, expected.mask) if is_ranked(port, reference) else (0, 0)
     row = OutputRow(precision, port, int(compared), int(nonfinite), squares, scale, ranked=ranked, evened=evened)
     return row + _decisions(row, reference, low, expected.mask) if is_scores(port, reference) else row
+
+
+def has_nan(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor of any dtype holds a NaN; infinities may be meant (a mask), NaN never is."""
+    return bool(torch.isnan(tensor).any())
 
 
 def is_scores(port: str, tensor: torch.Tensor) -> bool:
@@ -115,8 +127,9 @@ def _evened(reference: torch.Tensor, low: torch.Tensor, mask: torch.Tensor | Non
 def _decisions(row: OutputRow, reference: torch.Tensor, low: torch.Tensor, mask: torch.Tensor | None) -> OutputRow:
     """Return a row that holds only the decisions and the divergence of the real positions."""
     a, b = _real_rows(low, mask), _real_rows(reference, mask)
-    unknown = torch.isnan(a).any(-1)
-    differs = (a.argmax(-1) != b.argmax(-1)) & ~unknown
+    undecided = torch.isnan(b).any(-1)  # in float32 too: nothing is lost
+    unknown = torch.isnan(a).any(-1) & ~undecided
+    differs = (a.argmax(-1) != b.argmax(-1)) & ~(unknown | undecided)
     whole = torch.isfinite(a).all(-1) & torch.isfinite(b).all(-1)
     kl = 0.0
     rows = max(1, _CHUNK // a.shape[-1])  # in float64 and several copies: a vocabulary can have 262,144 words

@@ -59,9 +59,11 @@ def parse_precision(name: str) -> Precision:
 
 
 def parse_precisions(names: Iterable[str]) -> tuple[Precision, ...]:
-    """Return the distinct low precisions in the order asked for; float32 always runs and is left out."""
-    found = {precision.name: precision for precision in map(parse_precision, names)}
-    return tuple(precision for precision in found.values() if precision.name != REFERENCE)
+    """Return the distinct precisions in the order asked for.
+
+    float32 always runs; where it is asked for, it is judged too, against shadows in float64.
+    """
+    return tuple({precision.name: precision for precision in map(parse_precision, names)}.values())
 
 
 @dataclass

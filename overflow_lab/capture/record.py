@@ -15,9 +15,9 @@ from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.inside import Inside
 from overflow_lab.capture.model_rows import module_rows, uncalled_rows
 from overflow_lab.capture.noise import noise_row
-from overflow_lab.capture.outputs import compare_outputs
+from overflow_lab.capture.outputs import compare_outputs, has_nan
 from overflow_lab.capture.ports import Ports
-from overflow_lab.capture.precisions import Precision, device_of, parse_precision, prepare
+from overflow_lab.capture.precisions import REFERENCE, Precision, device_of, parse_precision, prepare
 from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
 from overflow_lab.capture.statistics import Tape
@@ -69,7 +69,7 @@ class Recorder:
         """
         with kept_random_state(), torch.no_grad():
             self.progress.stage("loading in float32")
-            base = self._watched(parse_precision("float32"))
+            base = self._watched(parse_precision(REFERENCE))
             self._describe(base.prepared.model)
             self._choose_level(base.prepared.model)
             batches = enumerate(self.subject.batches)
@@ -78,9 +78,11 @@ class Recorder:
                 raise OverflowLabError(f"{self.subject.name} has no inputs to run; give at least one.")
             while chunk:
                 for precision in self.precisions:
-                    self._low(precision, base, chunk)
+                    if precision.name != REFERENCE:
+                        self._low(precision, base, chunk)
                 for precision in self._differing:
                     self._low(precision, base, chunk)
+                self._judge_reference(base, chunk)
                 chunk = self._reference(base, batches)
             self._finish(base)
 
@@ -158,6 +160,20 @@ class Recorder:
                 self.progress.advance()
         finally:
             self._write(low, done)
+
+    def _judge_reference(self, base: Watched, chunk: list[Reference]) -> None:
+        """Look inside float32 itself where that was asked for, and where its own output holds NaN."""
+        asked = any(precision.name == REFERENCE for precision in self.precisions)
+        if self.level != "operation":
+            if asked:
+                self._blind("", "float32 is judged by its shadow run, which was left out", REFERENCE)
+            return
+        for reference in chunk:
+            off = any(has_nan(tensor) for tensor in reference.outputs.tensors.values())
+            if asked or off:
+                self.progress.stage("looking inside float32")
+                for seen in self._inside.forward(base, base.prepared, reference, off=off):
+                    self.writer.append(seen)
 
     def _one_low(self, low: Watched, base: Watched, reference: Reference) -> None:
         finite, off = False, True

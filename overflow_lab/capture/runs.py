@@ -12,7 +12,7 @@ import torch
 from overflow_lab.capture.answers import Answers, answers_of, first_difference
 from overflow_lab.capture.margins import Forced, Step, search_margin, step_margin
 from overflow_lab.capture.module_ranges import ModuleRanges
-from overflow_lab.capture.outputs import Outputs, outputs_of
+from overflow_lab.capture.outputs import Outputs, mask_of, outputs_of
 from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.positions import RealPositions
 from overflow_lab.capture.precisions import Prepared, device_of
@@ -163,9 +163,3 @@ def watched(prepared: Prepared, ports: Ports | None = None) -> Watched:
     """Return the prepared model with empty collections, or with the ports of earlier batches."""
     name = prepared.precision.name
     return Watched(prepared, ports or Ports(name, Tape(device_of(prepared.model))), Differences(name))
-
-
-def mask_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the mask of the positions that the logits speak of."""
-    mask = inputs.get("decoder_attention_mask") if "decoder_input_ids" in inputs else inputs.get("attention_mask")
-    return mask if isinstance(mask, torch.Tensor) else None

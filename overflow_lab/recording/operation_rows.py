@@ -13,8 +13,9 @@ class OperationRow:
 
     `ordinal` counts the operations of that name in the module's code; casts of weights, buffers and inputs have
     negative ones and name the tensor in `detail`. `absmax` is of the shadow; `error` is the largest relative error
-    against the shadow and `error_in` that of the operands then; `flushed` counts zeros that the shadow has below the
-    smallest normal.
+    against the shadow, `error_in` that of the operands then, and `local_error` the largest relative error against the
+    same operation done in the shadow's dtype on the program's own operands (None where that was not measured);
+    `flushed` counts zeros that the shadow has below the smallest normal.
     """
 
     kind: ClassVar[str] = "operation"
@@ -30,6 +31,7 @@ class OperationRow:
     absmax: float = 0.0
     error: float = 0.0
     error_in: float = 0.0
+    local_error: float | None = None
     flushed: int = 0
     constant_flushed: bool = False
     detail: str = ""
@@ -50,6 +52,7 @@ class OperationRow:
             absmax=max(self.absmax, other.absmax),
             error=worst.error,
             error_in=worst.error_in,
+            local_error=max((e for e in (self.local_error, other.local_error) if e is not None), default=None),
             flushed=self.flushed + other.flushed,
             constant_flushed=self.constant_flushed or other.constant_flushed,
         )
@@ -63,9 +66,11 @@ class EventRow:
     operands, which float32's own program does not make there), "unsupported" (no kernel), "decision" (`changed`
     integers or truths that the shadow decides otherwise), "constant" (another constant than in float32's program) or
     "drawn" (other random numbers than float32's program draws there, so that their outputs cannot be compared).
-    `value` is the largest shadow magnitude where it went bad, `row` of `rows` the index along the first dimension of
-    the first such element (its input or beam; where a model flattens tokens, its token among all of them), `negative`
-    whether all of it was -inf. `zero_operand` says that an operand was zero whose shadow is not, `cause` where that
+    `margin` is, of the decisions that changed, the largest margin by which the shadow makes the other one, in units of
+    the root mean square of its values. `value` is the largest shadow magnitude where it went bad. `row` of `rows` is
+    the first element's place: with `beams` above 0 its input, or its beam among all inputs' beams where there is more
+    than one a beam search; otherwise an index along the first dimension that is no input's. `negative` says whether
+    all of it was -inf. `zero_operand` says that an operand was zero whose shadow is not, `cause` where that
     zero came from; `harmed` and `absorbed` are the first consumers that gave a wrong, or the right, finite value;
     each is (module, operation).
     """
@@ -87,6 +92,8 @@ class EventRow:
     changed: int = 0
     row: int = 0
     rows: int = 0
+    beams: int = 0
+    margin: float | None = None
     value: float | None = None
     negative: bool = False
     zero_operand: bool = False
@@ -112,6 +119,7 @@ class EventRow:
             elements=self.elements + other.elements,
             changed=self.changed + other.changed,
             value=max((v for v in (self.value, other.value) if v is not None), default=None),
+            margin=max((m for m in (self.margin, other.margin) if m is not None), default=None),
             harmed=self.harmed or other.harmed,
             absorbed=self.absorbed or other.absorbed,
             reaches_output=self.reaches_output or other.reaches_output,

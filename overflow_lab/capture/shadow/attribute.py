@@ -47,7 +47,7 @@ def centered(got: ShadowRun, wanted: ShadowRun) -> float:
 
 def decisions(got: ShadowRun, wanted: ShadowRun) -> float:
     """Return how many of the decisions inside the program differ."""
-    pairs = zip(got.mode.decisions, wanted.mode.decisions, strict=False)
+    pairs = zip(got.mode.decisions.kept, wanted.mode.decisions.kept, strict=False)
     return float(sum(int((a != b).sum()) for a, b in pairs if a.shape == b.shape))
 
 
@@ -129,7 +129,7 @@ class Attribution:
         found = self._errors.get(clock)
         if found is None:
             self.runs += 1
-            mode = ShadowMode(baseline=self.baseline, sync_until=clock)
+            mode = ShadowMode(baseline=self.baseline, sync_until=clock, least=self.full.mode.shadows.least)
             made = run(mode, self.prepared, self.original, self.call)
             found = self._errors[clock] = self.metric(made, self.full)
             mode.shadows.close()
@@ -154,7 +154,7 @@ class Attribution:
     def _with_cast(self, names: Sequence[str]) -> float:
         """Return the output's error where only these tensors are taken as cast."""
         self.runs += 1
-        mode = ShadowMode(baseline=self.baseline, sync_until=-1)
+        mode = ShadowMode(baseline=self.baseline, sync_until=-1, least=self.full.mode.shadows.least)
         made = run(mode, self.prepared, self.original, self.call, synced=frozenset(names))
         mode.shadows.close()
         return self.metric(made, self.full)
@@ -162,7 +162,7 @@ class Attribution:
 
 def amplifier(full: ShadowRun, clock: int) -> SiteKey | None:
     """Return the first addition after `clock` whose result is off though its terms are not: they cancel."""
-    for site in sorted(full.mode.sites.values(), key=lambda site: site.order):
+    for site in sorted(full.mode.notes.sites.values(), key=lambda site: site.order):
         cancels = site.error > _AMPLIFIED * site.error_in and site.error > _OFF
         if site.order >= clock and site.op in ADDING and cancels and site.error_in > 0:
             return site.key

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from overflow_lab.capture.precisions import Prepared
 
 
@@ -21,6 +23,23 @@ class Call:
     def named(self) -> dict[str, Any]:
         """Return all inputs by name, positional ones as "#0", "#1"."""
         return {**dict(self.inputs), **{f"#{i}": value for i, value in enumerate(self.positional)}}
+
+    def place(self, row: int, rows: int) -> tuple[int, int, int]:
+        """Return an index along a first dimension as (row, rows, beams) of the inputs; beams 0 where it is none.
+
+        A model may flatten tokens or heads of a batch into the first dimension: then the input is told by division,
+        where no beam search leaves it open what else is in there.
+        """
+        tensors = [value for value in self.named().values() if isinstance(value, torch.Tensor) and value.dim()]
+        samples = len(tensors[0]) if tensors else 0
+        beams = int((self.settings or {}).get("num_beams") or 1)
+        if not samples or not rows or rows % samples:
+            return row, rows, 0
+        if rows == samples * beams:
+            return row, rows, beams
+        if rows == samples:
+            return row, rows, 1
+        return (row, rows, 0) if beams > 1 else (row // (rows // samples), samples, 1)
 
     def cast(self, prepared: Prepared) -> Call:
         """Return the call with its inputs cast as a precision's are, all of them copies."""

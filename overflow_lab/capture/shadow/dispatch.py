@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from overflow_lab.capture.shadow import judge, operations
+from overflow_lab.capture.shadow import judge, local, operations
+from overflow_lab.capture.shadow.decisions import Decisions, decided_in
+from overflow_lab.capture.shadow.notes import Notes
 from overflow_lab.capture.shadow.program import ProgramLog
-from overflow_lab.capture.shadow.shadows import Memory, Shadows, has_shadow, wide
-from overflow_lab.capture.shadow.sites import Event, Ordinals, Site, SiteKey, source_line
-from overflow_lab.capture.shadow.step import Step, decided_in, in_float32, random_state, unlike
+from overflow_lab.capture.shadow.shadows import Shadows, has_shadow
+from overflow_lab.capture.shadow.sites import Event, Ordinals, SiteKey, source_line
+from overflow_lab.capture.shadow.step import Step, in_float32, is_low, random_state, unlike
 from overflow_lab.errors import one_line
-
-# Elements of decisions that are kept to tell which operation changed them.
-_MOST_DECISIONS = 1 << 22
 
 
 class ShadowMode(TorchDispatchMode):
@@ -28,32 +27,40 @@ class ShadowMode(TorchDispatchMode):
     program's is changed, but where an operation has no kernel for its dtypes: that one is done in float32, and an event
     says so.
 
+    `least` is the narrowest dtype of a shadow: float32, and float64 where the program itself is in float32.
     `unreplayed` names the operations after which shadows begin anew with the program's values, and why; `random` those
     that drew random numbers, which are the shadow's too.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, *, baseline: ProgramLog | None = None, sync_until: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        baseline: ProgramLog | None = None,
+        sync_until: int | None = None,
+        least: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.shadows = Shadows()
+        self.shadows = Shadows(least)
+        self.notes = Notes(self.shadows)
         self.baseline = baseline
         self.path: Callable[[], str] = str
         self.ordinals = Ordinals()
         self.sync_until = -1 if sync_until is None else sync_until
         self.records = sync_until is None
-        self.clock = 0
-        self.call = -1
-        self.sites: dict[SiteKey, Site] = {}
-        self.events: dict[tuple[str, SiteKey], Event] = {}
         self.scalars: dict[SiteKey, tuple[float, ...]] = {}
         self.unreplayed: set[str] = set()
         self.random: set[str] = set()
         self.drawn: dict[SiteKey, torch.Tensor] = {}
-        self.decisions: list[torch.Tensor] = []
+        self.decisions = Decisions()
         self._keys: list[SiteKey] = []
         self.recent: deque[tuple[int, SiteKey]] = deque(maxlen=64)
-        self._numbers: dict[int, Event] = {}
+
+    @property
+    def clock(self) -> int:
+        """How many operations the program has begun."""
+        return self.notes.clock
 
     # ---- one operation ----
 
@@ -62,7 +69,7 @@ class ShadowMode(TorchDispatchMode):
         facts = operations.facts_of(op)
         if facts.views:
             return op(*args, **kwargs)
-        self.clock += 1
+        self.notes.clock += 1
         written = operations.written(facts, args, kwargs)
         step = self._prepare(op, args, kwargs, [t for t in written if has_shadow(t)])
         if len(step.writes) < len(written):
@@ -70,13 +77,15 @@ class ShadowMode(TorchDispatchMode):
         if self.clock <= self.sync_until:
             result = self._execute(step)
             self._sync(step, result)
-            self._decided(step, result)
+            self.decisions.keep(decided_in(step, result))
             return result
         reason = unlike(step)
         if reason:
             return self._alone(step, reason)
+        inherits = self._inherits(step)
         try:
-            high = operations.as_shadow((args, kwargs), self.shadows.of)
+            high = operations.as_shadow((args, kwargs), self.shadows)
+            own = local.own_operands(step, self.shadows) if inherits else None
         except Exception as error:
             return self._alone(step, one_line(error, limit=120))
         state = random_state(step) if facts.draws else None
@@ -89,8 +98,15 @@ class ShadowMode(TorchDispatchMode):
         elif state is not None and not torch.equal(state, random_state(step)):
             self._drew(step, result, high)
         else:
+            step.local = local.local_error(step, result, own) if inherits else None
             self._follow(step, result, high)
         return result
+
+    def _inherits(self, step: Step) -> bool:
+        """Return whether an operation's own error is to be told from that of its operands."""
+        site = self.notes.sites.get(step.key)
+        early = site is None or site.calls < local.MEASURED_CALLS
+        return self.records and early and step.error > 0
 
     def _written_otherwise(self, step: Step, written: list[torch.Tensor]) -> Any:
         """Run an operation that writes what has no shadow: to replay it would write that twice."""
@@ -119,7 +135,7 @@ class ShadowMode(TorchDispatchMode):
         if step.name == "aten.native_dropout" and step.reads:
             self.shadows.give(result[0], operations.dropped(*high, result[1], high[0][0]))
             if self.records:
-                self.look(step, result[0])
+                self.notes.look(step, result[0])
         elif step.reads and not step.facts.fills:
             self.unreplayed.add(f"{step.name}: it draws random numbers on the way")
 
@@ -150,13 +166,13 @@ class ShadowMode(TorchDispatchMode):
         try:
             return step.op(*step.args, **step.kwargs)
         except Exception as error:
-            if isinstance(error, torch.OutOfMemoryError) or not _is_low(step):
+            if isinstance(error, torch.OutOfMemoryError) or not is_low(step):
                 raise
             try:
                 result = in_float32(step)
             except Exception:
                 raise error from None  # it fails in float32 too: the model's own doing
-            event = self._event("unsupported", step)
+            event = self.notes.event("unsupported", step)
             event.detail, event.reaches_output = one_line(error), True
             return result
 
@@ -182,11 +198,11 @@ class ShadowMode(TorchDispatchMode):
         known = {t.untyped_storage()._cdata for t in operations.tensors_in(high)}
         own = {t.untyped_storage()._cdata for t in (*step.reads, *step.writes)}
         for tensor in step.writes if self.records else ():
-            self.look(step, tensor)
+            self.notes.look(step, tensor)
         for _, low, value in operations.pairs(result, made):
             if low.untyped_storage()._cdata in own:
                 continue
-            fresh = value.to(wide(low.dtype))
+            fresh = value.to(self.shadows.wide(low.dtype))
             if fresh.untyped_storage()._cdata in known:
                 fresh = fresh.clone()
             if fresh.shape != low.shape:
@@ -197,8 +213,10 @@ class ShadowMode(TorchDispatchMode):
                 continue
             self.shadows.give(low, fresh)
             if self.records:
-                self.look(step, low)
-        self._decisions(step, result, own_made)
+                self.notes.look(step, low)
+        theirs = self.decisions.keep(decided_in(step, own_made))
+        if self.records:
+            self.notes.decided(step, decided_in(step, result), theirs)
 
     def _unclamped(self, step: Step, made: Any) -> Any:
         """Undo, in the shadow, a clamp that float32's program does not have: it is there for half precision alone."""
@@ -206,161 +224,17 @@ class ShadowMode(TorchDispatchMode):
             return made
         return self.shadows.of(step.reads[0]).clone() if step.reads and not step.writes else made
 
-    def look(self, step: Step, low: torch.Tensor, *, detail: str = "") -> None:
-        """Compare a result with its shadow, and write down what is to be seen; `detail` names a cast tensor."""
-        memory, shadow = self.shadows.memory(low), self.shadows.of(low)
-        if low.is_complex():  # infinities and signs are those of the two parts
-            low, shadow = torch.view_as_real(low.resolve_conj()), torch.view_as_real(shadow.resolve_conj())
-        elif low.itemsize == 1:
-            low = low.to(shadow.dtype)  # few operations know 8 bits
-        found = judge.compare(low, shadow)
-        memory.error, memory.made = found.error, step.key
-        site = self._site(step, low)
-        site.calls += 1
-        site.elements += low.numel()
-        site.nonfinite += found.nonfinite
-        site.absmax = max(site.absmax, found.absmax)
-        site.flushed += found.flushed
-        if found.error >= site.error:
-            site.error, site.error_in = found.error, step.error
-        self._marks(step, memory, low, shadow, found)
-        if detail and (event := self.events.get(("bad", step.key))):
-            event.detail, event.source, event.dtype = detail, "", site.dtype
-        site.detail = detail
-
-    def _marks(
-        self, step: Step, memory: Memory, low: torch.Tensor, shadow: torch.Tensor, found: judge.Comparison
-    ) -> None:
-        if not step.writes:
-            memory.marks.clear()
-        if found.new is not None:
-            numbers = step.bad or {self._origin(step, low, shadow, found.new)}
-            memory.marks.setdefault("bad", set()).update(numbers)
-        elif step.bad:
-            self._consumed(step, low, shadow)
-        if found.nonfinite:
-            self._fresh(step, low)
-        if found.flushed:
-            tiny = torch.finfo(low.dtype).smallest_normal
-            site = self.sites[step.key]
-            site.constant_flushed = site.constant_flushed or any(0 < abs(s) < tiny for s in step.scalars)
-            memory.marks.setdefault("flush", set()).update(step.flush or {step.key})  # type: ignore[arg-type]
-        elif step.flush and judge.any_zeroed(low, shadow):
-            memory.marks.setdefault("flush", set()).update(step.flush)  # type: ignore[arg-type]
-
-    def _origin(self, step: Step, low: torch.Tensor, shadow: torch.Tensor, new: torch.Tensor) -> int:
-        """Write down that bad values were made out of good ones; return the event's number."""
-        event = self._event("bad", step)
-        self._numbers[number := id(event)] = event
-        event.row, event.rows = (event.row, event.rows) if event.elements else judge.first_row(new)
-        event.inf += int((torch.isinf(low) & new).sum())
-        event.nan += int((torch.isnan(low) & new).sum())
-        event.elements += low.numel()
-        peak = float(torch.where(new, shadow, 0).abs().max())
-        event.value = max(event.value or 0.0, peak)
-        event.negative = event.negative and bool((low[new] < 0).all())
-        if step.name.rstrip("_") in operations.ZERO_SENSITIVE:
-            before = step.before or [(t, self.shadows.of(t)) for t in step.reads]
-            event.zero_operand = event.zero_operand or any(judge.any_zeroed(a, b) for a, b in before)
-        if event.zero_operand and step.flush:
-            event.cause = max(
-                (key for key in step.flush if key in self.sites),
-                key=lambda key: self.sites[key].flushed_share,
-                default=None,
-            )
-        return number
-
-    def _fresh(self, step: Step, low: torch.Tensor) -> None:
-        """Write down a bad value that no operand had, whatever the shadow says; float32's own program judges it."""
-        if operations.nonfinite_scalars(step.scalars):
-            return
-        operands = [t for t in step.reads if all(t is not w for w in step.writes)] + [a for a, _ in step.before]
-        had_bad = any(not bool(torch.isfinite(t).all()) for t in operands)
-        had_nan = had_bad and any(bool(torch.isnan(t).any()) for t in operands)
-        if not had_bad or (not had_nan and bool(torch.isnan(low).any())):
-            event = self._event("fresh", step)
-            event.nan += int(torch.isnan(low).sum())
-            event.inf += int(torch.isinf(low).sum())
-            event.elements += low.numel()
-
-    def _consumed(self, step: Step, low: torch.Tensor, shadow: torch.Tensor) -> None:
-        """A bad operand, a finite result: wrong, or as right as if the operand had been good?"""
-        wrong = judge.any_wrong(low, shadow, self._tainted(step, low))
-        for number in step.bad:
-            event = self._numbers[number]
-            if wrong:
-                event.harmed = event.harmed or step.key
-            else:
-                event.absorbed = event.absorbed or step.key
-
-    def _tainted(self, step: Step, low: torch.Tensor) -> torch.Tensor | None:
-        """Return which elements of a pointwise result came of bad ones; None for other operations."""
-        if not step.facts.pointwise:
-            return None
-        mask = torch.zeros_like(low, dtype=torch.bool)
-        for tensor, high in step.before or [(t, self.shadows.of(t)) for t in step.reads]:
-            new = ~torch.isfinite(tensor) & torch.isfinite(high)
-            try:
-                mask = mask | new
-            except RuntimeError:  # shapes that this operation lines up in its own way
-                return None
-        return mask if mask.shape == low.shape else None
-
-    def _decisions(self, step: Step, result: Any, made: Any) -> None:
-        """Compare what is decided from floating values, as integers or as truth, with what the shadow decides."""
-        mine = decided_in(step, result)
-        if not mine:
-            return
-        theirs = self._decided(step, made)
-        if not self.records or all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
-            return
-        for number in step.bad:
-            self._numbers[number].harmed = self._numbers[number].harmed or step.key
-        event = self._event("decision", step)
-        event.changed += sum(int((a != b).sum()) for a, b in zip(mine, theirs, strict=True))
-        event.elements += sum(t.numel() for t in mine)
-
-    def _decided(self, step: Step, result: Any) -> list[torch.Tensor]:
-        """Keep the decisions in a result, within bounds, and return them."""
-        found = decided_in(step, result)
-        if sum(t.numel() for t in self.decisions) < _MOST_DECISIONS:
-            self.decisions += found
-        return found
-
     # ---- bookkeeping ----
-
-    def _site(self, step: Step, low: torch.Tensor) -> Site:
-        found = self.sites.get(step.key)
-        if found is None:
-            dtype = str(low.dtype).removeprefix("torch.")
-            found = self.sites[step.key] = Site(*step.key, order=self.clock, dtype=dtype)
-        return found
-
-    def _event(self, what: str, step: Step) -> Event:
-        found = self.events.get((what, step.key))
-        if found is None:
-            dtype = next((str(t.dtype).removeprefix("torch.") for t in (*step.writes, *step.reads)), "")
-            found = Event(
-                what,
-                *step.key,
-                clock=self.clock,
-                call=self.call,
-                dtype=dtype,
-                source=source_line(),
-                scalars=step.scalars,
-            )
-            self.events[what, step.key] = found
-        return found
 
     def decide(self, scores: torch.Tensor) -> None:
         """Take the best of each row of an output as a decision, as whoever reads it will."""
-        self.decisions.append(self.shadows.of(scores).argmax(-1))
+        self.decisions.keep([self.shadows.of(scores).argmax(-1)])
 
     def enter(self, stack: list[str]) -> None:
         """A module begins; each call of the model itself, which in `generate` is a step, is counted."""
         self.ordinals.enter()
         if len(stack) == 1:
-            self.call += 1
+            self.notes.call += 1
 
     def at(self, clock: int) -> SiteKey:
         """Return the site of the operation at a clock."""
@@ -374,27 +248,6 @@ class ShadowMode(TorchDispatchMode):
         done = [key for clock, key in self.recent if clock > since and key[1] != "aten._to_copy"]
         name = done[0][1] if len(done) == 1 else function if function == "numpy" else f"aten.{function.strip('_')}"
         key = (self.path(), name, 0)
-        event = Event(
-            "unsupported", *key, clock=self.clock, call=self.call, source=source_line(), detail=one_line(error)
-        )
+        event = Event("unsupported", *key, self.clock, self.notes.call, source=source_line(), detail=one_line(error))
         event.reaches_output = True
-        self.events.setdefault(("unsupported", key), event)
-
-    def reached(self, outputs: list[torch.Tensor]) -> None:
-        """Say which tensors are the program's output: bad values in them have done harm."""
-        for tensor in outputs:
-            if not has_shadow(tensor):
-                continue
-            memory = self.shadows.known(tensor)
-            numbers = memory.marks.get("bad", set()) if memory else set()
-            if numbers and judge.any_new(tensor, self.shadows.of(tensor)):
-                for number in numbers:
-                    self._numbers[number].reaches_output = True
-
-
-def _is_low(step: Step) -> bool:
-    """Return whether an operation has to do with half precision: in what it reads, or in the dtype it is asked for."""
-    asked = any(
-        item in judge.HALVES for item in operations.leaves((step.args, step.kwargs)) if isinstance(item, torch.dtype)
-    )
-    return asked or any(t.dtype in judge.HALVES for t in step.reads)
+        self.notes.events.setdefault(("unsupported", key), event)

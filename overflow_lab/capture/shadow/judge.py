@@ -34,7 +34,7 @@ def compare(low: torch.Tensor, shadow: torch.Tensor) -> Comparison:
     low_count, error, scale, least, most = _measured(low, shadow)
     if not (math.isfinite(error) and math.isfinite(scale)):
         return _careful(low.to(shadow.dtype), shadow, low.dtype)
-    flushed = _flushed(low, shadow, low.dtype) if low_count and low.dtype in LOW else 0
+    flushed = _flushed(low, shadow, low.dtype) if low_count and low.dtype != shadow.dtype else 0
     return Comparison(_ratio(error, scale), max(most, -least), flushed)
 
 
@@ -66,7 +66,7 @@ def _careful(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> C
     a, b = torch.where(kept, value, 0).double(), torch.where(kept, shadow, 0).double()
     error = _ratio(float((a - b).square().sum()), float(b.square().sum()))
     absmax = float(torch.where(meant, shadow, 0).abs().amax())
-    flushed = _flushed(a, b, dtype) if dtype in LOW else 0
+    flushed = _flushed(a, b, dtype) if dtype != shadow.dtype else 0
     return Comparison(error, absmax, flushed, int(bad.sum()), new if bool(new.any()) else None)
 
 

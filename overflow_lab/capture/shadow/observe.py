@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from overflow_lab.capture.containers import tensors
-from overflow_lab.capture.outputs import is_ranked
-from overflow_lab.capture.precisions import Prepared
+from overflow_lab.capture.outputs import Outputs, compare_outputs, is_ranked, mask_of
+from overflow_lab.capture.precisions import REFERENCE, Prepared
 from overflow_lab.capture.shadow.attribute import Attribution, Blame, Metric, centered, decisions, relative
 from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
@@ -18,15 +18,19 @@ from overflow_lab.capture.shadow.run import ShadowRun, log_program, run
 from overflow_lab.capture.shadow.shadows import has_shadow
 from overflow_lab.capture.shadow.sites import Event, Site, SiteKey
 from overflow_lab.formats import FORMATS
-from overflow_lab.recording import AttributionRow, BlindSpotRow, EventRow, OperationRow
+from overflow_lab.recording import AttributionRow, BlindSpotRow, EventRow, OperationRow, OutputRow
 from overflow_lab.tolerances import EVENED, EVENED_ROWS, SPREAD, tolerance
 
-ShadowRow = OperationRow | EventRow | AttributionRow | BlindSpotRow
+ShadowRow = OperationRow | EventRow | AttributionRow | OutputRow | BlindSpotRow
 
 
 @dataclass
 class Observer:
-    """Observes the calls of one precision; `base` is the float32 model, `low` the model in the precision."""
+    """Observes the calls of one precision; `base` is the float32 model, `low` the model in the precision.
+
+    Where they are the same, float32 itself is observed: its shadows are in float64, and its output is compared with
+    its own shadow, since there is no other run to compare it with.
+    """
 
     base: Prepared
     low: Prepared
@@ -34,22 +38,26 @@ class Observer:
     def observe(self, call: Call, batch: int, *, off: bool = False) -> list[ShadowRow]:
         """Run one call with its shadow and return the rows; `off`: the output is known to differ from float32's."""
         log = log_program(self.base, call)
-        mode = ShadowMode(baseline=log)
+        exact = self.low.precision.name == REFERENCE
+        mode = ShadowMode(baseline=log, least=torch.float64 if exact else torch.float32)
         try:
             made: ShadowRun | None = run(mode, self.low, self.base.model, call)
         except Exception:
-            if not any(event.event == "unsupported" for event in mode.events.values()):
+            if not any(event.event == "unsupported" for event in mode.notes.events.values()):
                 raise
             made = None  # the first refusal is known; what came of it no more
         self._constants(mode, log)
         _draws(mode, log)
         precision = self.low.precision.name
-        rows: list[ShadowRow] = [_operation(precision, site) for site in mode.sites.values()]
-        events = sorted((e for e in mode.events.values() if not _meant(e, log)), key=lambda event: event.clock)
-        rows += [_event(precision, event, mode, (call.run, batch)) for event in events]
+        rows: list[ShadowRow] = [_operation(precision, site) for site in mode.notes.sites.values()]
+        unmeant = [event for event in mode.notes.events.values() if not _meant(event, log, exact=exact)]
+        events = sorted(unmeant, key=lambda event: event.clock)
+        rows += [_event(precision, event, mode, call, batch) for event in events]
         rows += [
             BlindSpotRow("", f"an operation was not replayed ({what})", precision) for what in sorted(mode.unreplayed)
         ]
+        if exact and made is not None:
+            rows += _against_shadow(made, call)
         if call.settings is None and made is not None:
             rows += self._attributed(call, log, made, events, off)
         mode.shadows.close()
@@ -59,10 +67,10 @@ class Observer:
         """Write down the first operation whose constants are others than in float32's program."""
         for key, scalars in mode.scalars.items():
             theirs = log.scalars.get(key)
-            if theirs is not None and theirs != scalars and key in mode.sites:
-                site = mode.sites[key]
+            if theirs is not None and theirs != scalars and key in mode.notes.sites:
+                site = mode.notes.sites[key]
                 detail = f"{_said(theirs)} in float32, {_said(scalars)} here"
-                mode.events["constant", key] = Event(
+                mode.notes.events["constant", key] = Event(
                     "constant", *key, clock=site.order, call=0, dtype=site.dtype, detail=detail
                 )
                 return
@@ -96,12 +104,19 @@ class Observer:
                 return
 
 
+def _against_shadow(made: ShadowRun, call: Call) -> list[OutputRow]:
+    """Return how the outputs stand to their own shadows."""
+    found = dict(tensors(made.output, "output", caches=False))
+    shadows = {port: made.mode.shadows.of(t) if has_shadow(t) else t for port, t in found.items()}
+    return compare_outputs(REFERENCE, Outputs(shadows, mask_of(call.inputs), made.real), Outputs(found))[0]
+
+
 def _draws(mode: ShadowMode, log: ProgramLog) -> None:
     """Write down the first draw that is another than float32's: torch's generators may draw otherwise for halves."""
     for key, mine in mode.drawn.items():
         theirs = log.drawn.get(key)
         if theirs is None or not _alike(mine, theirs):
-            mode.events["drawn", key] = Event("drawn", *key, clock=mode.clock, call=0)
+            mode.notes.events["drawn", key] = Event("drawn", *key, clock=mode.clock, call=0)
             return
 
 
@@ -144,9 +159,12 @@ def _attribution(precision: str, metric: str, blame: Blame) -> AttributionRow:
     )
 
 
-def _meant(event: Event, log: ProgramLog) -> bool:
-    """Return whether float32's own program makes bad values there too: they are meant so."""
-    return event.event == "fresh" and event.key in log.bad
+def _meant(event: Event, log: ProgramLog, *, exact: bool) -> bool:
+    """Return whether float32's own program makes bad values there too: they are meant so.
+
+    Of float32 itself only infinities are: NaN is never meant, and the only other judge says the same.
+    """
+    return event.event == "fresh" and event.key in log.bad and not (exact and event.nan)
 
 
 def _said(scalars: tuple[float, ...]) -> str:
@@ -157,13 +175,18 @@ def _operation(precision: str, site: Site) -> OperationRow:
     return OperationRow(precision, **vars(site))
 
 
-def _event(precision: str, event: Event, mode: ShadowMode, when: tuple[str, int]) -> EventRow:
-    facts = {k: v for k, v in vars(event).items() if k not in ("scalars", "cause", "harmed", "absorbed")}
-    cause = mode.sites.get(event.cause) if event.cause else None
+def _event(precision: str, event: Event, mode: ShadowMode, call: Call, batch: int) -> EventRow:
+    own = ("scalars", "cause", "harmed", "absorbed", "row", "rows")
+    facts = {k: v for k, v in vars(event).items() if k not in own}
+    row, rows, beams = call.place(event.row, event.rows)
+    cause = mode.notes.sites.get(event.cause) if event.cause else None
     return EventRow(
         precision,
-        run=when[0],
-        batch=when[1],
+        run=call.run,
+        batch=batch,
+        row=row,
+        rows=rows,
+        beams=beams,
         cause=_short(event.cause),
         constant_cause=bool(cause and cause.constant_flushed),
         harmed=_short(event.harmed),

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from overflow_lab.capture.shadow.shadows import has_shadow, wide
+from overflow_lab.capture.shadow.shadows import Shadows, has_shadow
 
 Op = Any
 
@@ -148,14 +148,14 @@ def scalars_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, ..
     return tuple(float(v) for v in flat if isinstance(v, (int, float)) and not isinstance(v, bool))
 
 
-def as_shadow(value: Any, shadow_of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def as_shadow(value: Any, shadows: Shadows) -> Any:
     """Return nested arguments with tensors replaced by their shadows and low dtypes by the shadow's."""
 
     def one(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
-            return shadow_of(item) if has_shadow(item) else item
+            return shadows.of(item) if has_shadow(item) else item
         if isinstance(item, torch.dtype) and (item.is_floating_point or item.is_complex):
-            return wide(item)
+            return shadows.wide(item)
         return item
 
     return mapped(value, one)
@@ -172,6 +172,13 @@ def replay(op: Op, name: str, shadow_args: Any, shadow_kwargs: Any, result: Any)
     return made, made
 
 
+def arguments(op: Op, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return an operation's arguments by name, with the defaults of its schema."""
+    names = [argument.name for argument in op._schema.arguments]
+    defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
+    return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+
+
 def dropped(step_args: Any, step_kwargs: Any, mask: torch.Tensor, shadow: torch.Tensor) -> torch.Tensor:
     """Return what `native_dropout` makes of a shadow with the program's mask."""
     probability = step_args[1] if len(step_args) > 1 else step_kwargs["p"]
@@ -180,11 +187,8 @@ def dropped(step_args: Any, step_kwargs: Any, mask: torch.Tensor, shadow: torch.
 
 def _chosen(op: Op, args: Any, kwargs: Any, indices: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     """Return the shadow's values at the program's indices."""
-    names = [argument.name for argument in op._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    defaults = {a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}
-    dim = given.get("dim", defaults.get("dim", -1))
-    source = given["self"]
+    given = arguments(op, args, kwargs)
+    dim, source = given.get("dim", -1), given["self"]
     if source.ndim == 0:
         return made
     kept = indices if indices.ndim == source.ndim else indices.unsqueeze(dim)

@@ -21,7 +21,7 @@ from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.functions import Refusals
 from overflow_lab.capture.shadow.operations import Facts
 from overflow_lab.capture.shadow.program import ProgramLog
-from overflow_lab.capture.shadow.shadows import has_shadow, wide
+from overflow_lab.capture.shadow.shadows import has_shadow
 from overflow_lab.capture.shadow.step import Step
 
 CAST = "aten._to_copy"
@@ -80,7 +80,7 @@ def run(
         mode.shadows.close()  # nobody else will: the storages' weak references are no ordinary ones
         raise
     found = tensors(output, "output", caches=False)
-    mode.reached([tensor for _, tensor in found])
+    mode.notes.reached([tensor for _, tensor in found])
     for name, tensor in found:
         if has_shadow(tensor) and is_ranked(name, tensor):
             mode.decide(tensor)
@@ -95,11 +95,11 @@ def plant(mode: ShadowMode, number: int, seed: Seed, *, synced: bool) -> None:
     if role != "parameter":  # the model may write into it, and the shadow may not be the original itself
         value = value.clone()
     if synced or low.dtype == value.dtype:
-        mode.shadows.sync(low) if synced else mode.shadows.give(low, value.to(wide(low.dtype)))
+        mode.shadows.sync(low) if synced else mode.shadows.give(low, value.to(mode.shadows.wide(low.dtype)))
         return
-    mode.shadows.give(low, value.to(wide(low.dtype)))
+    mode.shadows.give(low, value.to(mode.shadows.wide(low.dtype)))
     step = Step(None, Facts(CAST), (), {}, [], [], (module, CAST, -1 - number), set(), set(), 0.0, (), [])
-    mode.look(step, low, detail=name)
+    mode.notes.look(step, low, detail=name)
 
 
 def log_program(prepared: Prepared, call: Call) -> ProgramLog:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-_WIDE = {torch.float64: torch.float64, torch.complex64: torch.complex64, torch.complex128: torch.complex128}
 _REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of the shadow of a floating or complex dtype: float32, or as wide as the tensor."""
-    return _WIDE.get(dtype, torch.complex64 if dtype.is_complex else torch.float32)
+def wide(dtype: torch.dtype, least: torch.dtype = torch.float32) -> torch.dtype:
+    """Return the dtype of the shadow of a floating or complex dtype: at least `least`, and as wide as the tensor."""
+    if dtype.is_complex:
+        least = torch.complex128 if least == torch.float64 else torch.complex64
+    return dtype if dtype.itemsize >= least.itemsize else least
 
 
 def has_shadow(tensor: torch.Tensor) -> bool:
@@ -53,11 +54,17 @@ class Shadows:
 
     A tensor's shadow is the view of that flat shadow with the tensor's own sizes, strides and offset; so views,
     in-place operations and aliasing hold by themselves. A tensor that was never seen is given its own value as shadow.
+    `least` is the narrowest dtype of a shadow.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: torch.dtype = torch.float32) -> None:
+        self.least = least
         self._memory: dict[int, Memory] = {}
         self._until_prune = 256
+
+    def wide(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of the shadow of a floating or complex dtype."""
+        return wide(dtype, self.least)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the shadow of a tensor, a view onto the memory's shadow."""
@@ -114,7 +121,7 @@ class Shadows:
         storage = tensor.untyped_storage()
         flat = torch.empty(0, dtype=dtype, device=tensor.device)
         flat.set_(storage, 0, (storage.nbytes() // dtype.itemsize,), (1,))
-        return flat.to(wide(dtype), copy=True)
+        return flat.to(self.wide(dtype), copy=True)
 
     def _resized(self, memory: Memory, tensor: torch.Tensor, elements: int) -> None:
         """Follow a storage that has grown or shrunk: the replay may have resized the shadow already."""
@@ -143,7 +150,7 @@ class Shadows:
 
     def _adopted(self, tensor: torch.Tensor, value: torch.Tensor | None, elements: int) -> torch.Tensor | None:
         """Return a value that is laid out as the whole storage is, as the flat shadow itself: no copy."""
-        if value is None or value.dtype != wide(tensor.dtype) or tensor.storage_offset() or value.storage_offset():
+        if value is None or value.dtype != self.wide(tensor.dtype) or tensor.storage_offset() or value.storage_offset():
             return None
         dense = tensor.numel() == elements and value.untyped_storage().nbytes() == elements * value.element_size()
         if not dense or tensor.stride() != value.stride() or value.data_ptr() == tensor.data_ptr():
@@ -157,7 +164,7 @@ class Shadows:
             return torch.view_as_real(memory.flat).reshape(-1).as_strided(size, stride, offset)
         if _REAL.get(tensor.dtype) == memory.dtype:
             return torch.view_as_complex(memory.flat.reshape(-1, 2)).as_strided(size, stride, offset)
-        return tensor.detach().to(wide(tensor.dtype), copy=True)
+        return tensor.detach().to(self.wide(tensor.dtype), copy=True)
 
     def _lazy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the shadow of a tensor with a pending conjugation or sign: with the same pending."""

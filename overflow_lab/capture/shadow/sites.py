@@ -32,6 +32,7 @@ class Site:
     absmax: float = 0.0
     error: float = 0.0
     error_in: float = 0.0
+    local_error: float | None = None
     flushed: int = 0
     constant_flushed: bool = False
     detail: str = ""
@@ -64,6 +65,7 @@ class Event:
     changed: int = 0
     row: int = 0
     rows: int = 0
+    margin: float | None = None
     value: float | None = None
     negative: bool = True
     zero_operand: bool = False

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from overflow_lab.capture.shadow import operations
-from overflow_lab.capture.shadow.judge import LOW
+from overflow_lab.capture.shadow.judge import HALVES, LOW
 from overflow_lab.capture.shadow.operations import Facts
 from overflow_lab.capture.shadow.shadows import has_shadow, why_not, wide
 from overflow_lab.capture.shadow.sites import SiteKey
@@ -30,18 +30,12 @@ class Step:
     error: float
     scalars: tuple[float, ...]
     before: list[tuple[torch.Tensor, torch.Tensor]]
+    local: float | None = None
 
     @property
     def name(self) -> str:
         """The operation's name without its overload."""
         return self.facts.name
-
-
-def decided_in(step: Step, result: Any) -> list[torch.Tensor]:
-    """Return the integers and truths that an operation takes from floating values."""
-    if not step.reads or not step.facts.decides:
-        return []
-    return [t for t in operations.tensors_in(result) if not has_shadow(t)]
 
 
 def unlike(step: Step) -> str:
@@ -86,3 +80,9 @@ def in_float32(step: Step) -> Any:
         return item.to(low) if isinstance(item, torch.Tensor) and item.dtype == torch.float32 else item
 
     return operations.mapped(made, down)
+
+
+def is_low(step: Step) -> bool:
+    """Return whether an operation has to do with half precision: in what it reads, or in the dtype it is asked for."""
+    asked = any(item in HALVES for item in operations.leaves((step.args, step.kwargs)) if isinstance(item, torch.dtype))
+    return asked or any(t.dtype in HALVES for t in step.reads)
