@@ -27,6 +27,7 @@ The pieces
 `sites`, `layers`, `operations`  a recording as pandas tables.
 `range_ladder`, `error_growth`   pictures of `layers`, as matplotlib Figures.
 `missing_kernels`  what this torch lacks for a model in one precision.
+`assert_fits`  for test suites: fails with the diagnosis unless a model works in a precision, with headroom to spare.
 
 Words
 -----
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from overflow_lab.report import report
     from overflow_lab.report.plots import error_growth, range_ladder
     from overflow_lab.scan import Scan, scan
+    from overflow_lab.testing import assert_fits
 
 # Imported on first use: torch, pandas and matplotlib take seconds, and reading a recording needs none of them.
 _HOMES = {
@@ -76,6 +78,7 @@ _HOMES = {
     "report": "overflow_lab.report",
     "Scan": "overflow_lab.scan",
     "scan": "overflow_lab.scan",
+    "assert_fits": "overflow_lab.testing",
 }
 
 __all__ = [
@@ -89,6 +92,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "analyze",
+    "assert_fits",
     "error_growth",
     "layers",
     "load",

@@ -32,10 +32,11 @@ MAY_IMPORT = {
     "report": WAIST | {"analysis"},
     "scan": SIDES,
     "kernels": SIDES | {"scan"},
+    "testing": SIDES | {"scan"},
     "remedies": SIDES | {"scan"},
     "training": SIDES | {"scan"},
-    "": SIDES | {"scan", "kernels", "remedies", "training"},
-    "cli": SIDES | {"", "scan", "kernels", "remedies", "training"},
+    "": SIDES | {"scan", "kernels", "testing", "remedies", "training"},
+    "cli": SIDES | {"", "scan", "kernels", "testing", "remedies", "training"},
     "__main__": {"cli"},
     "benchmark": SIDES,
 }

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BatchEncoding, DynamicCache, EncoderDecoderCache
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
-from overflow_lab.capture.containers import is_readable, map_tensors, tensors
+from overflow_lab.subjects.containers import is_readable, map_tensors, tensors
 
 
 class Pair(NamedTuple):
@@ -181,6 +181,34 @@ def test_mappings_keep_their_class_and_their_keys_when_mapped(mapping: Any) -> N
     assert list(mapped) == list(mapping)
     assert [value.tolist() for value in mapped.values()] == [[2.0, 2.0]]
     assert [value.tolist() for value in mapping.values()] == [[1.0, 1.0]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Picky:
+    """Cannot be made again by `dataclasses.replace`."""
+
+    first: torch.Tensor
+    scale: dataclasses.InitVar[float]
+    second: torch.Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self, scale: float) -> None:
+        object.__setattr__(self, "second", self.first * scale)
+
+
+def test_a_dataclass_that_cannot_be_made_again_is_copied() -> None:
+    mine = Picky(ONE, 3.0)
+    with pytest.raises(ValueError, match="InitVar"):
+        dataclasses.replace(mine)
+    mapped = map_tensors(lambda tensor: tensor + 1, mine)
+    assert (mapped.first.tolist(), mapped.second.tolist()) == ([2.0, 2.0], [4.0, 4.0])
+    assert (mine.first.tolist(), mine.second.tolist()) == ([1.0, 1.0], [3.0, 3.0])
+
+
+def test_a_model_output_is_mapped_with_its_items() -> None:
+    mapped = map_tensors(lambda tensor: tensor + 1, BaseModelOutput(last_hidden_state=ONE))
+    assert isinstance(mapped, BaseModelOutput)
+    assert mapped.last_hidden_state is mapped["last_hidden_state"]
+    assert mapped[0].tolist() == [2.0, 2.0]
 
 
 def test_a_packed_sequence_is_mapped_as_a_whole() -> None:

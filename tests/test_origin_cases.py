@@ -221,3 +221,34 @@ def test_other_random_numbers_are_no_imprecision() -> None:
 
 def test_a_saturated_mask_is_no_tie() -> None:
     assert judged(controls.Saturated(), x=rows(6)) == {"float16": OK, "bfloat16": OK}
+
+
+# ---- a program that raises because of what it was given ----
+
+
+class Peak(nn.Module):
+    """Looks for the place of its largest value, which NaN has none of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8, eps=1e-12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.norm(torch.ones_like(x))  # its scale does not fit float16 either, and nobody asks for it
+        h = self.linear(x) * 1e3
+        scores = (h * h).softmax(-1)
+        row: torch.Tensor = h[(scores == scores.max()).nonzero()[0, 0]]
+        return row
+
+
+def test_the_value_that_makes_a_program_raise_is_named_and_so_is_the_exception() -> None:
+    import overflow_lab
+
+    verdict = overflow_lab.scan(Peak().eval(), {"x": rows()}, precisions=("float16",)).verdicts["float16"]
+    assert (verdict.verdict, verdict.severity) == ("overflow", "error")
+    assert verdict.origin is not None
+    assert (verdict.origin.module, verdict.origin.op) == ("", "aten.mul")
+    assert "IndexError" in verdict.chain[0].text
+    assert verdict.value is not None
+    assert verdict.value > torch.finfo(torch.float16).max

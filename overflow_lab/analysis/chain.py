@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 
 from overflow_lab.analysis.index import Index, role
 from overflow_lab.analysis.mechanisms import CAST, NAN_ANYWAY
-from overflow_lab.analysis.numbers import against, number, percent
+from overflow_lab.analysis.numbers import against, number, percent, place
 from overflow_lab.analysis.origins import bad_rows
 from overflow_lab.analysis.results import Effect, Finding, Link, Origin
 from overflow_lab.formats import FORMATS
-from overflow_lab.recording import AttributionRow, EventRow, OperationRow, RangeRow
+from overflow_lab.recording import AttributionRow, EventRow, FailureRow, OperationRow, RangeRow
 
 _DECIDING = ("argmax", "argmin", "argsort", "sort", "topk", "multinomial", "gt", "lt", "ge", "le", "eq", "ne")
 
@@ -25,7 +25,7 @@ def chain(found: Index, finding: Finding, effect: Effect) -> tuple[Link, ...]:
     event = _event(found, finding)
     if finding.kind == "unsupported":
         return (Link("effect", _stopped(event)), _unsupported(finding, event))
-    before = [Link("effect", _reached(effect, finding))]
+    before = [Link("effect", _reached(found, effect, finding))]
     if event is not None and event.event == "constant":
         text = f"is given another constant than in {against(finding.precision)}: {event.detail}"
         return (*before, _plain(finding, text, event.source))
@@ -66,9 +66,10 @@ def _event(found: Index, finding: Finding) -> EventRow | None:
     return next((e for e in [*own, *caused, *loose] if e.event != "constant"), None)
 
 
-def _reached(effect: Effect, finding: Finding) -> str:
+def _reached(found: Index, effect: Effect, finding: Finding) -> str:
     """Return the two weightiest things that reach the output."""
-    said = []
+    failures = (row for row in found.recording.of(FailureRow) if row.precision == finding.precision)
+    said = [f"the run of {row.run} ends in an exception ({row.error})" for row in failures][:1]
     if effect.failed_answers:
         said.append(f"{effect.failed_answers:,} of {effect.answers:,} answers fail")
     if effect.nonfinite:
@@ -139,7 +140,7 @@ def _made(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
     if origin is not None and (origin.module, origin.op) == (event.module, event.op):
         # A cast is no line of the model's: the tensor's name says more.
         source = "" if event.op == CAST and event.detail else event.source
-        yield _plain(finding, text + _misfit(found, event) + _of_tensor(event.detail), source)
+        yield _plain(finding, text + _misfit(found, event) + _of_tensor(event.detail) + _when(event), source)
         return
     yield Link("harm", f"{text}, since an operand is zero that should not be", event.module, event.op, event.source)
     site = _site(found, finding.precision, origin)
@@ -147,6 +148,14 @@ def _made(found: Index, finding: Finding, event: EventRow) -> Iterator[Link]:
         f" in {percent(site.flushed / site.elements)} of its values" if site and site.elements and site.flushed else ""
     )
     yield _plain(finding, f"gives that zero: what {against(finding.precision)} has there is too small{share}")
+
+
+def _when(event: EventRow) -> str:
+    """Return the step of a generation and the input or beam at which it happened first; "" in a plain forward."""
+    if event.run == "forward":
+        return ""
+    said = [f"step {event.call}" if event.call >= 0 else "", place(event)]
+    return "".join(f", {part}" for part in said if part)
 
 
 def _misfit(found: Index, event: EventRow) -> str:

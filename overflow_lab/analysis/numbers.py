@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from overflow_lab.recording import EventRow
+
 
 def number(value: float | None) -> str:
     """Return a number as a person writes it: 547,171 or 65,504 or 0.00031 or 3.2e+09."""
@@ -39,3 +41,12 @@ def against(precision: str) -> str:
 def module_name(path: str) -> str:
     """Return a module's path for a sentence; the root has none."""
     return f"`{path}`" if path else "the model itself"
+
+
+def place(event: EventRow) -> str:
+    """Return where among the inputs something happened first: "input 2 of 4, beam 1"; "" where there is one input."""
+    if not event.beams:
+        return f"row {event.row} of {event.rows}" if event.rows > 1 else ""
+    number, beam = divmod(event.row, event.beams)
+    of = f"input {number} of {event.rows // event.beams}" if event.rows > event.beams else ""
+    return ", ".join(part for part in (of, f"beam {beam}" if event.beams > 1 else "") if part)

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from overflow_lab.analysis import mechanisms
 from overflow_lab.analysis.effects import is_imprecise
 from overflow_lab.analysis.index import REFERENCE, Index
-from overflow_lab.analysis.numbers import against, module_name, number, percent
+from overflow_lab.analysis.numbers import against, module_name, number, percent, place
 from overflow_lab.analysis.origins import bad_rows
 from overflow_lab.analysis.results import Effect, Finding, Origin
 from overflow_lab.formats import FORMATS, integer_limit
-from overflow_lab.recording import AttributionRow, EventRow
+from overflow_lab.recording import AttributionRow, EventRow, NoiseRow
+from overflow_lab.tolerances import TOLERATED_NOISE
 
 # Loss of what sets an output's elements apart is blamed only where one operation makes nearly all of it.
 _ALONE = 0.9
@@ -179,12 +180,18 @@ def _attribution(found: Index, precision: str) -> AttributionRow | None:
 def _attributed(found: Index, precision: str, effect: Effect, severity: str) -> Finding | None:
     """Return the finding of the operation whose rounding makes the error, where the error counts."""
     row = _attribution(found, precision)
-    if row is None or (row.metric == "centered" and row.share < _ALONE):
+    if row is None or (row.metric == "centered" and (row.share < _ALONE or _conditioned(found, row))):
         return None
     known = row.metric == "decisions" or effect.relative_error is not None
     if row.metric != "centered" and known and not is_imprecise(effect, found.format_of(precision)):
         return None  # an output that nobody judges is off (hidden states beside logits): noise
     return _rounding(found, precision, row, severity)
+
+
+def _conditioned(found: Index, row: AttributionRow) -> bool:
+    """Return whether a random rounding of the weights loses as much of what sets an output's elements apart."""
+    floors = [noise.spread_error for noise in found.recording.of(NoiseRow) if noise.precision == row.precision]
+    return any(row.total <= TOLERATED_NOISE * floor for floor in floors)
 
 
 def _rounding(found: Index, precision: str, row: AttributionRow, severity: str) -> Finding:
@@ -204,7 +211,7 @@ def _rounding(found: Index, precision: str, row: AttributionRow, severity: str) 
             decides=row.metric == "decisions",
         )
     part = percent(min(row.share, 1.0))  # later roundings may cancel: one alone can make more than the whole
-    message = f"{_off(row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {part} of it alone: "
+    message = f"{_off(found, row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {part} of it alone: "
     message += mechanisms.MECHANISMS[mechanism].what + "."
     evidence = {"metric": row.metric, "share": row.share, "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
     return Finding(precision, "precision", mechanism, origin, severity, message, row.total, None, evidence)
@@ -222,11 +229,18 @@ def _tensor(row: AttributionRow) -> str:
     return f"of `{row.detail}` " if row.detail else ""
 
 
-def _off(row: AttributionRow) -> str:
+def _off(found: Index, row: AttributionRow) -> str:
     if row.metric == "decisions":
-        return f"{row.total:,.0f} decisions inside the model change."
+        return f"{row.total:,.0f} decisions inside the model change{_clearest(found, row.precision)}."
     what = "of its own spread" if row.metric == "centered" else ""
     return f"The output is off by {percent(row.total)}{' ' + what if what else ''}."
+
+
+def _clearest(found: Index, precision: str) -> str:
+    """Return by what margin float32 made the clearest of the decisions that changed."""
+    margins = [e.margin for e in found.events.get(precision, ()) if e.event == "decision" and e.margin is not None]
+    reference = against(precision)
+    return f", which {reference} makes by at most {percent(max(margins))} of its scores' size" if margins else ""
 
 
 def _flush(precision: str, row: AttributionRow, share: float, severity: str) -> Finding:
@@ -242,15 +256,6 @@ def _constant(found: Index, precision: str, event: EventRow, severity: str) -> F
     return Finding(
         precision, "precision", "dtype-dependent-constant", origin, severity, message, evidence=_evidence(event)
     )
-
-
-def place(event: EventRow) -> str:
-    """Return where among the inputs something happened first: "input 2 of 4, beam 1"; "" where there is one input."""
-    if not event.beams:
-        return f"row {event.row} of {event.rows}" if event.rows > 1 else ""
-    number, beam = divmod(event.row, event.beams)
-    of = f"input {number} of {event.rows // event.beams}" if event.rows > event.beams else ""
-    return ", ".join(part for part in (of, f"beam {beam}" if event.beams > 1 else "") if part)
 
 
 def _evidence(event: EventRow) -> dict[str, object]:

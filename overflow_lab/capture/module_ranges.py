@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.module_path import ModulePath
 from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.samples import Differences, Samples
+from overflow_lab.subjects.containers import tensors
 
 
 class ModuleRanges:

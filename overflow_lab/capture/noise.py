@@ -14,10 +14,11 @@ from torch import nn
 from torch.func import functional_call
 
 from overflow_lab.capture.buffers import kept_buffers
-from overflow_lab.capture.outputs import Outputs, compare_outputs, outputs_of
+from overflow_lab.capture.outputs import Outputs, compare_outputs, compared, outputs_of
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.runs import Reference
+from overflow_lab.capture.shadow.attribute import spread_error
 from overflow_lab.formats import FORMATS, FloatFormat
 from overflow_lab.recording import NoiseRow
 
@@ -34,12 +35,15 @@ def noise_row(base: Prepared, reference: Reference, precision: str, format_name:
     reseed()
     with kept_buffers(base.model), base.context():
         output: Any = functional_call(base.model, weights, positional, inputs)
-    rows, _ = compare_outputs(precision, reference.outputs, Outputs(outputs_of(output, None).tensors))
+    moved, expected = outputs_of(output, None).tensors, reference.outputs.tensors
+    rows, _ = compare_outputs(precision, reference.outputs, Outputs(moved))
     scored = [row for row in rows if row.decisions and row.kl_rows] or rows
     errors = [
         row.relative_error for row in scored if row.relative_error is not None and math.isfinite(row.relative_error)
     ]
-    return NoiseRow(precision, max(errors)) if errors else None
+    judged = [p for p in compared(expected) if p in moved and moved[p].shape == expected[p].shape]
+    spreads = [spread_error(moved[p], expected[p]) for p in judged if expected[p].is_floating_point()]
+    return NoiseRow(precision, max(errors), max(spreads, default=0.0)) if errors else None
 
 
 def rounded_weights(model: nn.Module, fmt: FloatFormat) -> dict[str, torch.Tensor]:

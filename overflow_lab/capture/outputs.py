@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.margins import margin_exponents
 from overflow_lab.capture.positions import RealPositions
 from overflow_lab.capture.samples import differences
 from overflow_lab.recording import OutputRow
+from overflow_lab.subjects.containers import tensors
 
 # Outputs by these names are scores over choices: the largest of each last dimension is what the model decides.
 _SCORES = ("logits", "scores", "probs", "probabilities")
+_COMPARED = ("logit", "score", "prob", "simil")
 _CHUNK = 1 << 22
 # Elements that share the largest value of a row and still are a tie.
 _FEW = 3
@@ -92,6 +93,16 @@ def has_nan(tensor: torch.Tensor) -> bool:
 def is_scores(port: str, tensor: torch.Tensor) -> bool:
     """Return whether an output holds scores over choices along its last dimension."""
     return tensor.ndim >= 2 and tensor.shape[-1] >= 2 and any(name in port for name in _SCORES)
+
+
+def compared(ports: Iterable[str]) -> set[str]:
+    """Return the outputs whose elements a reader compares with each other: the only one, the first of a tuple, scores.
+
+    What else a model returns beside them (attention maps, reference points) is measured as a whole, and may be nearly
+    constant without anybody losing anything.
+    """
+    names = list(ports)
+    return set(names) if len(names) == 1 else {p for p in names if p == "output[0]" or any(n in p for n in _COMPARED)}
 
 
 def is_ranked(port: str, tensor: torch.Tensor) -> bool:

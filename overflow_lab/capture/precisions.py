@@ -93,7 +93,7 @@ class Prepared:
         """
         import torch
 
-        from overflow_lab.capture.containers import map_tensors
+        from overflow_lab.subjects.containers import map_tensors
 
         def cast(tensor: torch.Tensor) -> torch.Tensor:
             dtype = self.cast_inputs or (torch.float32 if tensor.itemsize < 4 else tensor.dtype)

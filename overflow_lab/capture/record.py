@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows
-from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.inside import Inside
 from overflow_lab.capture.model_rows import module_rows, uncalled_rows
 from overflow_lab.capture.noise import noise_row
@@ -27,6 +26,7 @@ from overflow_lab.progress import Progress, Silent
 from overflow_lab.recording import BlindSpotRow, OutputRow, PrecisionRow, RunRow, TensorRow
 from overflow_lab.recording.writer import Writer
 from overflow_lab.subjects import Batch, Subject
+from overflow_lab.subjects.containers import tensors
 from overflow_lab.tolerances import TIES
 
 # A model with one of these needs no tokens for its decoder: it has them, or makes them of the labels.

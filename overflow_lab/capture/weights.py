@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from overflow_lab.capture.containers import is_readable
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.formats import FORMATS
 from overflow_lab.ranges import Range
 from overflow_lab.recording import CastRow, TensorRow
+from overflow_lab.subjects.containers import is_readable
 
 # A few weights that become subnormal are in every float16 model, and lose a bit or two each; more are worth a row.
 SUBNORMAL_SHARE = 0.01

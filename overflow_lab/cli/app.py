@@ -15,12 +15,15 @@ from overflow_lab.cli.scan import scan
 from overflow_lab.errors import OverflowLabError, RecordingFormatError, ScanInterrupted, UsageError
 
 DONE, FAILED_ON, USAGE, ENDED_EARLY = 0, 1, 2, 3
+# What typer returns after Ctrl-C, as a shell would: 128 + SIGINT. Older ones raise Abort.
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="overflow-lab",
     help="Find where a model breaks in float16 or bfloat16, why, and whether it matters.",
     no_args_is_help=True,
-    add_completion=False,
+    # Options of transformers' scripts and accelerate have underscores: --num_beams is --num-beams.
+    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -51,31 +54,45 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="replace")
     try:
         code = app(list(arguments), prog_name="overflow-lab", standalone_mode=False)
-        return code if isinstance(code, int) else DONE
-    except (UsageError, RecordingFormatError) as error:
-        return _say(str(error), USAGE)
-    except ScanInterrupted as error:
-        return _say(
-            str(error) + (f" What was recorded is in {error.recording}." if error.recording else ""), ENDED_EARLY
-        )
-    except OverflowLabError as error:
-        return _say(str(error), ENDED_EARLY)
-    except KeyboardInterrupt:
+        sys.stdout.flush()  # whether the reader is gone shows here, and not in an exit code of Python's own
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        return _ended(error)
+    if code == INTERRUPTED:
         return _say("interrupted.", ENDED_EARLY)
-    except BrokenPipeError:  # `overflow-lab ... | head`: not our failure, but nothing may be written on exit either
+    return code if isinstance(code, int) else DONE
+
+
+def _ended(error: BaseException) -> int:
+    """Say in one line what ended a command, and return its exit code. What nobody foresaw is raised again."""
+    if isinstance(error, UsageError | RecordingFormatError):
+        return _say(str(error), USAGE)
+    if isinstance(error, OverflowLabError):
+        recorded = error.recording if isinstance(error, ScanInterrupted) else None
+        return _say(str(error) + (f" What was recorded is in {recorded}." if recorded else ""), ENDED_EARLY)
+    if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "Abort":
+        return _say("interrupted.", ENDED_EARLY)
+    if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+        # `overflow-lab ... | head` is not our failure, for all that typer exits with 1; nothing may be written on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    except Exception as error:
-        # typer's own usage errors, whose class has moved between its versions: wrong options and the like.
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            text = error.format_message()
-            if type(error).__name__ == "NoArgsIsHelpError":
-                sys.stderr.write(f"{text}\n")
-                return USAGE
-            return _say(f"{text} See overflow-lab --help.", USAGE) if text else int(error.exit_code)
-        if isinstance(error, RuntimeError) and type(error).__name__ in ("Exit", "Abort"):
-            return int(getattr(error, "exit_code", ENDED_EARLY))
-        raise
+    if isinstance(error, SystemExit):  # not our exit, and not our exit code
+        return _say(
+            f"the model ended the process (sys.exit({error.code!r})); take that out and try again.", ENDED_EARLY
+        )
+    return _wrong_usage(error)
+
+
+def _wrong_usage(error: BaseException) -> int:
+    """Return the exit code of typer's own errors, whose classes have moved between its versions."""
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        text = error.format_message()
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stderr.write(f"{text}\n")
+            return USAGE
+        return _say(f"{text} See overflow-lab --help.", USAGE) if text else int(error.exit_code)
+    if isinstance(error, RuntimeError) and type(error).__name__ == "Exit":
+        return int(getattr(error, "exit_code", ENDED_EARLY))
+    raise error
 
 
 def _say(message: str, code: int) -> int:

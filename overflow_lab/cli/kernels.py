@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 from overflow_lab.cli import options as opt
+from overflow_lab.cli.progress import watched
 from overflow_lab.cli.show import check_fail_on
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ def kernels(
 ) -> int:
     """List the operations of MODEL that this torch cannot do in a precision on a device, one on each line."""
     check_fail_on(fail_on)
-    options = {k: v for k, v in context.params.items() if k not in _OWN}
-    found = _found(model, precision, {**options, "texts": tuple(text) if text else None}, quiet)
+    found = _found(model, precision, context.params, quiet)
     if as_json:
         sys.stdout.write(json.dumps(_object(model, device, found), indent=2) + "\n")
     else:
@@ -45,19 +43,12 @@ def kernels(
     return int(bool(found.missing) and fail_on != "never")
 
 
-# The options of the command that the Python function has no use for, or takes apart from the others.
-_OWN = {"model", "precision", "text", "as_json", "fail_on", "quiet"}
-
-
-def _found(model: str, precision: str, options: dict[str, Any], quiet: bool) -> Kernels:
-    """Run the model behind progress bars on standard error, where also goes what it may print itself."""
-    from overflow_lab.cli.progress import Bars
-
-    with Bars(Console(stderr=True), quiet=quiet) as bars, contextlib.redirect_stdout(sys.stderr):
-        bars.stage("importing torch")
+def _found(model: str, precision: str, params: dict[str, Any], quiet: bool) -> Kernels:
+    """Run the model behind progress bars."""
+    with watched(quiet=quiet) as bars:
         from overflow_lab.kernels import kernels as run
 
-        return run(model, precision=precision, progress=bars, **options)
+        return run(model, precision=precision, progress=bars, **opt.subject_options(params))
 
 
 def lines(found: Kernels, device: str) -> list[str]:

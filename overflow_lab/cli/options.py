@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+PRECISIONS = tuple(name + way for way in ("", "-to", "-autocast") for name in ("float16", "bfloat16"))
+FAIL_ON = ("never", "warning", "error")
+
+
+def among(*names: str) -> Callable[[str], list[str]]:
+    """Return what completes an option's value in a shell: those of `names` that begin as typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+def subject_options(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a command's parameters that Python's functions take, under the names that they have there."""
+    from overflow_lab.subjects.options import SubjectOptions
+
+    known = {field.name for field in dataclasses.fields(SubjectOptions)} | {"level", "store_texts"}
+    given: dict[str, Any] = {"texts": tuple(params["text"]) if params.get("text") else None}
+    if params.get("inputs") is not None:
+        given["inputs_file"] = str(params["inputs"])
+    return {name: value for name, value in params.items() if name in known} | given
+
 
 Model = Annotated[
     str,
@@ -15,13 +41,22 @@ Precisions = Annotated[
     list[str] | None,
     typer.Option(
         "--precision",
+        "--dtype",
         "-p",
         help="float16 or bfloat16, plain or with -to or -autocast; repeats [default: both plain].",
         show_default=False,
+        autocompletion=among(*PRECISIONS, "float32"),
     ),
 ]
 OnePrecision = Annotated[
-    str, typer.Option("--precision", "-p", help="float16 or bfloat16, plain or with -to or -autocast.")
+    str,
+    typer.Option(
+        "--precision",
+        "--dtype",
+        "-p",
+        help="float16 or bfloat16, plain or with -to or -autocast.",
+        autocompletion=among(*PRECISIONS),
+    ),
 ]
 Text = Annotated[
     list[str] | None, typer.Option(help="An input text; repeats [default: built-in texts].", show_default=False)
@@ -37,9 +72,16 @@ MaxLength = Annotated[int | None, typer.Option(help="Cut inputs at this many tok
 Generate = Annotated[bool, typer.Option(help="Let generative models answer, by greedy and by beam search.")]
 NumBeams = Annotated[int, typer.Option(help="Beams of the beam search.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Tokens to generate.")]
-Device = Annotated[str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.")]
+Device = Annotated[
+    str, typer.Option(help="Where to run: cpu, cuda, cuda:1, mps.", autocompletion=among("cpu", "cuda", "mps"))
+]
 AttnImplementation = Annotated[
-    str | None, typer.Option(help="eager, sdpa, ...; as transformers names it.", show_default=False)
+    str | None,
+    typer.Option(
+        help="eager, sdpa, ...; as transformers names it.",
+        show_default=False,
+        autocompletion=among("eager", "sdpa", "flash_attention_2", "flex_attention"),
+    ),
 ]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit on the hub.", show_default=False)]
 Subfolder = Annotated[
@@ -58,12 +100,20 @@ ReportFile = Annotated[
     typer.Option("--report", help="The report to write [default: reports/MODEL.html].", show_default=False),
 ]
 Level = Annotated[
-    str, typer.Option(help="operation names operations by a shadow run, module does not; auto looks at the size.")
+    str,
+    typer.Option(
+        help="operation names operations by a shadow run, module does not; auto looks at the size.",
+        autocompletion=among("auto", "operation", "module"),
+    ),
 ]
 StoreTexts = Annotated[bool, typer.Option("--store-texts", help="Keep prompts and answers in recording and report.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the verdicts as one JSON object instead of text.")]
 FailOn = Annotated[
-    str, typer.Option(help="Exit with 1 at a verdict of this severity or worse: never, warning or error.")
+    str,
+    typer.Option(
+        help="Exit with 1 at a verdict of this severity or worse: never, warning or error.",
+        autocompletion=among(*FAIL_ON),
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files of those names.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; print the verdicts alone.")]

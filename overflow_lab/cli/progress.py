@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from types import TracebackType
 
 from rich.console import Console
@@ -41,3 +44,14 @@ class Bars:
         """One step is done."""
         if self._task is not None:
             self._progress.advance(self._task)
+
+
+@contextlib.contextmanager
+def watched(*, quiet: bool) -> Iterator[Bars]:
+    """Yield bars for a run on standard error, where also goes what the model itself may print.
+
+    The first stage is the import of torch, which takes seconds: import it inside.
+    """
+    with Bars(Console(stderr=True), quiet=quiet) as bars, contextlib.redirect_stdout(sys.stderr):
+        bars.stage("importing torch")
+        yield bars

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 from overflow_lab.cli import options as opt
 from overflow_lab.cli.places import check_writable, place, stem_of
+from overflow_lab.cli.progress import watched
 from overflow_lab.cli.show import check_fail_on, exit_code, print_json, print_text
 from overflow_lab.errors import ScanInterrupted, UsageError
 
@@ -57,7 +56,7 @@ def scan(
     kept = place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
     check_writable(target)
     with _saved(kept):
-        found = _scanned(model, precision, kept, _api_options(context.params), quiet)
+        found = _scanned(model, precision, kept, context.params, quiet)
         _report(found, target, kept)
     if as_json:
         print_json(found.recording, found.diagnosis, recording_path=kept, report_path=target)
@@ -68,26 +67,13 @@ def scan(
     return exit_code(found.diagnosis, fail_on)
 
 
-# The options of the command that Python's `scan` has no use for, or takes apart from the others.
-_OWN = {"model", "precision", "text", "inputs", "recording", "report", "as_json", "fail_on", "overwrite", "quiet"}
-
-
-def _api_options(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of Python's `scan` from those of the command."""
-    plain = {name: value for name, value in params.items() if name not in _OWN}
-    texts, inputs = params["text"], params["inputs"]
-    return {**plain, "texts": tuple(texts) if texts else None, "inputs_file": None if inputs is None else str(inputs)}
-
-
-def _scanned(model: str, precision: list[str] | None, kept: Path, options: dict[str, Any], quiet: bool) -> Scan:
-    """Scan behind progress bars on standard error, where also goes what the model itself may print."""
-    from overflow_lab.cli.progress import Bars
-
-    with Bars(Console(stderr=True), quiet=quiet) as bars, contextlib.redirect_stdout(sys.stderr):
-        bars.stage("importing torch")
+def _scanned(model: str, precision: list[str] | None, kept: Path, params: dict[str, Any], quiet: bool) -> Scan:
+    """Scan behind progress bars."""
+    with watched(quiet=quiet) as bars:
         import overflow_lab
 
         wanted = precision or ("float16", "bfloat16")
+        options = opt.subject_options(params)
         return overflow_lab.scan(model, precisions=wanted, recording=kept, progress=bars, **options)
 
 

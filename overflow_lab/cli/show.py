@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from overflow_lab.cli.options import FAIL_ON
 from overflow_lab.errors import UsageError
 
 if TYPE_CHECKING:
     from overflow_lab.analysis import Diagnosis
     from overflow_lab.recording import Recording
-
-FAIL_ON = ("never", "warning", "error")
 
 
 def print_json(

@@ -128,11 +128,15 @@ class EventRow:
 
 @dataclass(frozen=True)
 class NoiseRow:
-    """How far the output moves, relatively, when every weight is rounded to the precision's format at random."""
+    """How far the output moves, relatively, when every weight is rounded to the precision's format at random.
+
+    `spread_error` is the same relative to the output's spread around its mean, where its elements are compared.
+    """
 
     kind: ClassVar[str] = "noise"
     precision: str
     relative_error: float
+    spread_error: float = 0.0
 
 
 @dataclass(frozen=True)

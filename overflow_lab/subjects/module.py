@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from overflow_lab.errors import UsageError, one_line
+from overflow_lab.subjects.containers import tensors
 from overflow_lab.subjects.subject import Batch, Generation, Subject
 from overflow_lab.subjects.tensors import (
     WIDE_AND_NARROW,
     fresh_batches,
     parameter_count,
     stored_dtype,
-    tensors_of,
     usable_device,
 )
 
@@ -141,7 +141,7 @@ def _batch(value: Any) -> Batch | None:
 
 def _samples(value: Any) -> int:
     """Count the rows of the first tensor that has any dimension: the batch comes first in nearly every model."""
-    return next((t.shape[0] for t in tensors_of(value) if t.dim() > 0), 1)
+    return next((t.shape[0] for _, t in tensors(value, "input", caches=False) if t.dim() > 0), 1)
 
 
 def _tokens(inputs: Mapping[str, Any]) -> int:

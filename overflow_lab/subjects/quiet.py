@@ -25,11 +25,13 @@ def quiet_loading() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' log, progress bars and warnings, in loading and in `generate`.
+    """Silence transformers' log, progress bars and warnings, in loading and in `generate`, and say nothing about users.
 
-    Verbosity, bars, warning filters and environment are afterwards as before.
+    Telemetry is off: the hub is told versions, as with every request, and not what is loaded, by what and where.
+    Verbosity, bars, warning filters, environment and the choice about telemetry are afterwards as before.
     """
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.utils import are_progress_bars_disabled
     from transformers.utils import logging as settings
 
@@ -37,15 +39,18 @@ def quiet() -> Iterator[None]:
     no_hub_bars = are_progress_bars_disabled()
     hub_verbosity = huggingface_hub.logging.get_verbosity()
     conversion = os.environ.get(NO_CONVERSION)
+    telemetry_off = constants.HF_HUB_DISABLE_TELEMETRY  # read from the environment once, at import: too late to set it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         os.environ[NO_CONVERSION] = "1"
+        constants.HF_HUB_DISABLE_TELEMETRY = True
         settings.set_verbosity(logging.CRITICAL + 1)
         settings.disable_progress_bar()
         huggingface_hub.logging.set_verbosity(logging.CRITICAL + 1)
         try:
             yield
         finally:
+            constants.HF_HUB_DISABLE_TELEMETRY = telemetry_off
             settings.set_verbosity(verbosity)
             if bars:
                 settings.enable_progress_bar()

@@ -1,55 +1,18 @@
-"""Small walks over tensors in containers, and facts about modules, that all kinds of subjects share."""
+"""Batches copied anew, and facts about modules and devices, that all kinds of subjects share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from overflow_lab.errors import UsageError, one_line
+from overflow_lab.subjects.containers import map_tensors
 from overflow_lab.subjects.subject import Batch
 
 WIDE_AND_NARROW = (torch.float16, torch.bfloat16, torch.float64)
-
-
-def map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return `value` with `change` applied to each tensor in its mappings, lists, tuples and namedtuples.
-
-    Anything else (a cache, a string, a number) is passed on as the same object.
-    """
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        changed = {key: map_tensors(item, change) for key, item in value.items()}
-        return changed if type(value) is dict else _rebuilt(value, changed)
-    if isinstance(value, tuple):
-        items = [map_tensors(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [map_tensors(item, change) for item in value]
-    return value
-
-
-def _rebuilt(original: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
-    """Give a mapping of another class (BatchEncoding, OrderedDict) its class back where that takes a plain dict."""
-    try:
-        return type(original)(changed)  # type: ignore[call-arg]
-    except Exception:
-        return changed
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in `value`, in order, through the containers that `map_tensors` walks."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_of(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_of(item)
 
 
 def fresh(batch: Batch, device: torch.device) -> Batch:
@@ -65,8 +28,8 @@ def fresh(batch: Batch, device: torch.device) -> Batch:
         return copied.requires_grad_(tensor.requires_grad)
 
     return Batch(
-        inputs={name: map_tensors(value, copy) for name, value in batch.inputs.items()},
-        positional=map_tensors(batch.positional, copy),
+        inputs={name: map_tensors(copy, value) for name, value in batch.inputs.items()},
+        positional=map_tensors(copy, batch.positional),
         samples=batch.samples,
         tokens=batch.tokens,
         texts=batch.texts,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from overflow_lab.capture.outputs import compared
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
@@ -42,7 +43,14 @@ def relative(got: ShadowRun, wanted: ShadowRun) -> float:
 
 def centered(got: ShadowRun, wanted: ShadowRun) -> float:
     """Return the largest error of any output relative to its spread around its mean: what sets its elements apart."""
-    return max((_ratio(a, b, None) for a, b in _pairs(got, wanted) if b.numel() >= _SOME), default=0.0)
+    judged = compared(wanted.shadows)
+    pairs = [(got.shadows[name], wanted.shadows[name]) for name in judged if name in got.shadows]
+    return max((spread_error(a, b) for a, b in pairs), default=0.0)
+
+
+def spread_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the error of a tensor relative to its spread around its mean; 0 where there are too few values for one."""
+    return _ratio(got, wanted, None) if wanted.numel() >= _SOME else 0.0
 
 
 def decisions(got: ShadowRun, wanted: ShadowRun) -> float:

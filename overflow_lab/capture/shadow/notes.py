@@ -55,6 +55,8 @@ class Notes:
     ) -> None:
         if not step.writes:
             memory.marks.clear()
+        for number in step.bad:
+            self._numbers[number].carried = True
         if found.new is not None:
             numbers = step.bad or {self._origin(step, low, shadow, found.new)}
             memory.marks.setdefault("bad", set()).update(numbers)
@@ -142,6 +144,18 @@ class Notes:
         event.elements += sum(t.numel() for t in mine)
         margins = [event.margin, *(margin(step, a, b, self.shadows) for a, b in changed)]
         event.margin = max((m for m in margins if m is not None), default=None)
+
+    def failed(self) -> bool:
+        """Say that the program has raised; return whether what was seen before can be why.
+
+        A refusal can, and a bad value that was handed on and that nobody has made harmless: it has reached what raised.
+        """
+        suspects = [
+            e for e in self.events.values() if e.event == "bad" and (e.harmed or (e.carried and not e.absorbed))
+        ]
+        for event in suspects:
+            event.reaches_output = True
+        return bool(suspects) or any(event.event == "unsupported" for event in self.events.values())
 
     def reached(self, outputs: list[torch.Tensor]) -> None:
         """Say which tensors are the program's output: bad values in them have done harm."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.outputs import Outputs, compare_outputs, is_ranked, mask_of
 from overflow_lab.capture.precisions import REFERENCE, Prepared
 from overflow_lab.capture.shadow.attribute import Attribution, Blame, Metric, centered, decisions, relative
@@ -19,6 +18,7 @@ from overflow_lab.capture.shadow.shadows import has_shadow
 from overflow_lab.capture.shadow.sites import Event, Site, SiteKey
 from overflow_lab.formats import FORMATS
 from overflow_lab.recording import AttributionRow, BlindSpotRow, EventRow, OperationRow, OutputRow
+from overflow_lab.subjects.containers import tensors
 from overflow_lab.tolerances import EVENED, EVENED_ROWS, SPREAD, tolerance
 
 ShadowRow = OperationRow | EventRow | AttributionRow | OutputRow | BlindSpotRow
@@ -43,9 +43,9 @@ class Observer:
         try:
             made: ShadowRun | None = run(mode, self.low, self.base.model, call)
         except Exception:
-            if not any(event.event == "unsupported" for event in mode.notes.events.values()):
+            if not mode.notes.failed():
                 raise
-            made = None  # the first refusal is known; what came of it no more
+            made = None  # the first refusal, or bad value, is known; what came of it no more
         self._constants(mode, log)
         _draws(mode, log)
         precision = self.low.precision.name
@@ -176,7 +176,7 @@ def _operation(precision: str, site: Site) -> OperationRow:
 
 
 def _event(precision: str, event: Event, mode: ShadowMode, call: Call, batch: int) -> EventRow:
-    own = ("scalars", "cause", "harmed", "absorbed", "row", "rows")
+    own = ("scalars", "cause", "harmed", "absorbed", "row", "rows", "carried")
     facts = {k: v for k, v in vars(event).items() if k not in own}
     row, rows, beams = call.place(event.row, event.rows)
     cause = mode.notes.sites.get(event.cause) if event.cause else None

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from overflow_lab.capture.buffers import kept_buffers
-from overflow_lab.capture.containers import tensors
 from overflow_lab.capture.module_path import ModulePath
 from overflow_lab.capture.outputs import is_ranked
 from overflow_lab.capture.positions import RealPositions
@@ -23,6 +22,7 @@ from overflow_lab.capture.shadow.operations import Facts
 from overflow_lab.capture.shadow.program import ProgramLog
 from overflow_lab.capture.shadow.shadows import has_shadow
 from overflow_lab.capture.shadow.step import Step
+from overflow_lab.subjects.containers import tensors
 
 CAST = "aten._to_copy"
 Seed = tuple[str, str, str, torch.Tensor, torch.Tensor]  # role, name, module, the program's tensor, its uncast value

@@ -50,7 +50,10 @@ class Site:
 
 @dataclass
 class Event:
-    """Something that went wrong at a site; see recording.EventRow for the meaning of the fields."""
+    """Something that went wrong at a site; see recording.EventRow for the meaning of the fields.
+
+    `carried` says that another operation was given the bad value.
+    """
 
     event: str
     module: str
@@ -73,6 +76,7 @@ class Event:
     harmed: SiteKey | None = None
     absorbed: SiteKey | None = None
     reaches_output: bool = False
+    carried: bool = False
     source: str = ""
     detail: str = ""
     scalars: tuple[float, ...] = ()

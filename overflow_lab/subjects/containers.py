@@ -95,8 +95,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
     if isinstance(value, (list, tuple, set)):
         return type(value)([map_tensors(function, item) for item in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [f.name for f in dataclasses.fields(value) if f.init]
-        return dataclasses.replace(value, **{name: map_tensors(function, getattr(value, name)) for name in fields})
+        return _replaced(value, {f.name: f.init for f in dataclasses.fields(value)}, function)
     if isinstance(value, Mapping):
         return _mapped(value, {key: map_tensors(function, item) for key, item in value.items()})
     if is_cache(value) and hasattr(value, "__dict__"):
@@ -104,6 +103,18 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) ->
         vars(made).update({name: map_tensors(function, item) for name, item in vars(value).items()})
         return made
     return value
+
+
+def _replaced(value: Any, fields: dict[str, bool], function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a dataclass with its fields mapped (`fields` says which are arguments of its `__init__`)."""
+    items = {name: map_tensors(function, getattr(value, name)) for name in fields if hasattr(value, name)}
+    try:  # the way that ModelOutput needs, whose items are to be its attributes
+        return dataclasses.replace(value, **{name: item for name, item in items.items() if fields[name]})
+    except Exception:  # an `__init__` of its own, an InitVar, a check that refuses copies
+        made = copy.copy(value)
+        for name, item in items.items():
+            object.__setattr__(made, name, item)  # frozen ones, too
+        return made
 
 
 def _mapped(value: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
