@@ -17,7 +17,7 @@ DEMO_REPORT := reports/demo.html
 DEMO_RECORDING := reports/demo.jsonl.gz
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint notebooks bench browser clean
+.PHONY: help demo test lint notebooks samples bench browser clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ lint: $(TEST_READY) ## ruff and mypy --strict
 
 notebooks: $(TEST_READY) ## execute every notebook, change none
 	$(BIN)/jupyter execute notebooks/*.ipynb
+
+samples: $(TEST_READY) ## write the sample reports in reports/samples anew
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m tests.samples
 
 bench: $(TEST_READY) ## what watching a model costs, on this machine
 	$(BIN)/python -m overflow_lab.benchmark $(BENCH_ARGS)

@@ -24,8 +24,11 @@ The pieces
 `Recording` what was recorded, read again by `load(path)` without torch or the model.
 `analyze`   a recording's `Diagnosis`: `verdicts` and `findings`.
 `report`    a recording's report, as HTML text.
-`sites`, `layers`, `operations`  a recording as pandas tables.
-`range_ladder`, `error_growth`   pictures of `layers`, as matplotlib Figures.
+`sites`, `layers`, `operations`, `steps`  a recording as pandas tables.
+`compare`   two recordings, or two precisions of one: a `Comparison` of what got worse and better, and where.
+`export`    one of these tables as a file: CSV, Parquet, JSON, or events for TensorBoard.
+`range_ladder`, `error_growth`   pictures of `layers`, as matplotlib Figures; `error_staircase` of `operations`,
+            `generation_timeline` of `steps`.
 `missing_kernels`  what this torch lacks for a model in one precision.
 `assert_fits`  for test suites: fails with the diagnosis unless a model works in a precision, with headroom to spare.
 
@@ -37,8 +40,8 @@ does not fit. The *origin* is the module, and the operation in it, that made a b
 only passed it on; the *chain* leads from the output back to it. A *verdict* is `ok`, `overflow`, `nan`, `underflow`,
 `precision` or `unsupported`; its severity says whether the output is wrong.
 
-On the command line: `overflow-lab scan MODEL`, `report RECORDING`, `kernels MODEL`. Errors that are raised on purpose
-derive from `OverflowLabError`.
+On the command line: `overflow-lab scan MODEL`, `report RECORDING`, `diff A B`, `export RECORDING FILE`,
+`kernels MODEL`. Errors that are raised on purpose derive from `OverflowLabError`.
 """
 
 from __future__ import annotations
@@ -54,11 +57,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from overflow_lab.analysis import Diagnosis, analyze
+    from overflow_lab.analysis.compare import compare
+    from overflow_lab.analysis.comparison import Comparison
     from overflow_lab.analysis.frame import layers, operations, sites
+    from overflow_lab.analysis.steps import steps
     from overflow_lab.kernels import MissingKernel, missing_kernels
     from overflow_lab.recording import Recording, load
     from overflow_lab.report import report
-    from overflow_lab.report.plots import error_growth, range_ladder
+    from overflow_lab.report.exports_tables import export
+    from overflow_lab.report.plots import error_growth, error_staircase, generation_timeline, range_ladder
     from overflow_lab.scan import Scan, scan
     from overflow_lab.testing import assert_fits
 
@@ -66,15 +73,21 @@ if TYPE_CHECKING:
 _HOMES = {
     "Diagnosis": "overflow_lab.analysis",
     "analyze": "overflow_lab.analysis",
+    "Comparison": "overflow_lab.analysis.comparison",
+    "compare": "overflow_lab.analysis.compare",
     "layers": "overflow_lab.analysis.frame",
     "operations": "overflow_lab.analysis.frame",
     "sites": "overflow_lab.analysis.frame",
+    "steps": "overflow_lab.analysis.steps",
     "MissingKernel": "overflow_lab.kernels",
     "missing_kernels": "overflow_lab.kernels",
     "error_growth": "overflow_lab.report.plots",
+    "error_staircase": "overflow_lab.report.plots",
+    "generation_timeline": "overflow_lab.report.plots",
     "range_ladder": "overflow_lab.report.plots",
     "Recording": "overflow_lab.recording",
     "load": "overflow_lab.recording",
+    "export": "overflow_lab.report.exports_tables",
     "report": "overflow_lab.report",
     "Scan": "overflow_lab.scan",
     "scan": "overflow_lab.scan",
@@ -82,6 +95,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Comparison",
     "Diagnosis",
     "MissingKernel",
     "OverflowLabError",
@@ -93,7 +107,11 @@ __all__ = [
     "__version__",
     "analyze",
     "assert_fits",
+    "compare",
     "error_growth",
+    "error_staircase",
+    "export",
+    "generation_timeline",
     "layers",
     "load",
     "missing_kernels",
@@ -102,6 +120,7 @@ __all__ = [
     "report",
     "scan",
     "sites",
+    "steps",
 ]
 
 

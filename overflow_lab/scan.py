@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from overflow_lab.capture.precisions import Precision
     from overflow_lab.capture.record import Recorder
     from overflow_lab.progress import Progress
+    from overflow_lab.reproduce import Reproduction
     from overflow_lab.subjects import Subject
     from overflow_lab.subjects.options import SubjectOptions
 
@@ -35,6 +36,7 @@ class Scan:
     recording: Recording
     diagnosis: Diagnosis
     report_path: str | None = None
+    reproduction: Reproduction | None = None
 
     @classmethod
     def from_recording(cls, path: str | Path) -> Scan:
@@ -98,7 +100,8 @@ def scan(
     `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and `store_texts=True`,
     which keeps prompts and answers in the recording. `level="module"` leaves out the shadow run, which names
     operations; "auto" does so for models of more than two billion parameters. A model in memory is asked to generate
-    with `generate=True` only; `tokenizer` then turns its answers into text.
+    with `generate=True` only; `tokenizer` then turns its answers into text. `repro` is a folder for a script that
+    rebuilds the failure (see `Scan.reproduction`): the weights and inputs of the module at fault are written there.
 
     Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
     recording saved; KeyboardInterrupt is passed on, the recording saved as well.
@@ -108,7 +111,7 @@ def scan(
     from overflow_lab.progress import Silent
 
     store_texts, tokenizer = bool(options.pop("store_texts", False)), options.pop("tokenizer", None)
-    level = _level(options.pop("level", "auto"))
+    level, folder = _level(options.pop("level", "auto")), options.pop("repro", None)
     wanted = parse_precisions([precisions] if isinstance(precisions, str) else precisions)
     if not isinstance(model, (str, Path)):
         options.setdefault("device", _device(model))
@@ -116,7 +119,22 @@ def scan(
     writer = Writer(
         None if recording is None else Path(recording), _header(subject, wanted, {**options, "level": level})
     )
-    return _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level))
+    found = _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level))
+    if folder is None:
+        return found
+    return dataclasses.replace(found, reproduction=_reproduced(found, subject, Path(folder), model))
+
+
+def _reproduced(found: Scan, subject: Subject, folder: Path, model: Any) -> Reproduction | None:
+    """Write the reproduction of a scan; the recording, which is done, is named where that fails."""
+    from overflow_lab.reproduce import reproduce
+
+    try:
+        with _quiet():
+            return reproduce(subject, found.recording, found.diagnosis, folder, model=model)
+    except Exception as error:
+        reason = str(error) if isinstance(error, OverflowLabError) else one_line(error)
+        raise ScanInterrupted(f"the reproduction was not written: {reason}", found.recording.path) from error
 
 
 def _level(level: str) -> str:
@@ -159,7 +177,7 @@ def _subject(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: Any
     if wrong:
         raise UsageError(
             f"scan() has no option {wrong[0]!r}; "
-            f"choose among {', '.join([*known, 'level', 'store_texts', 'tokenizer'])}."
+            f"choose among {', '.join([*known, 'level', 'repro', 'store_texts', 'tokenizer'])}."
         )
     texts = options.get("texts")
     chosen = SubjectOptions(**{**options, "texts": (texts,) if isinstance(texts, str) else texts and tuple(texts)})

@@ -86,9 +86,9 @@ def _broken(found: Scan, precision: str) -> _Fault:
     inside = ", ".join(part for part in (card.operation, *sources[-1:]) if part)
     facts = {
         "where": (f"{card.where} ({inside})" if inside else card.where) if card.where else "",
-        "why": text.shorten(card.reason, 290),
-        "output": text.shorten("; ".join(card.effects), 190),
-        "next": text.shorten(card.advice, 290),
+        "why": _cut(card.reason, 3),
+        "output": _cut("; ".join(card.effects), 2),
+        "next": _cut(card.advice, 3),
     }
     return _Fault(f"{precision} {card.headline}", tuple((k, v.replace("`", "")) for k, v in facts.items() if v))
 
@@ -107,8 +107,8 @@ def _tight(short: pd.DataFrame, total: int, precision: str, bits: float) -> _Fau
     }
     if len(rows) > 4:
         facts["also"] += f" and {len(rows) - 4:,} more"
-    kept = f"less than {bits:g} bit{'' if bits == 1 else 's'} of headroom"
-    title = f"{precision} works, but {len(rows):,} of {text.plural(total, 'module output')} keep {kept}"
+    some = f"{len(rows):,} of {text.plural(total, 'module output')} {'keeps' if len(rows) == 1 else 'keep'}"
+    title = f"{precision} works, but {some} less than {bits:.3g} bit{'' if bits == 1 else 's'} of headroom"
     return _Fault(title, tuple((k, v) for k, v in facts.items() if v))
 
 
@@ -146,8 +146,13 @@ def _room(row: Any, lowest: float | None) -> tuple[float, float]:
 def _message(recording: Recording, faults: list[_Fault]) -> str:
     """Return what pytest shows: the first fault in full, the others by their titles."""
     first, *others = faults
-    head = f"{summary.model(recording)} in {first.title} ({summary.basis(recording)})"
-    return "\n".join([head, *_wrapped(first.facts), *(f"  {'also':<{_LABEL - 2}}{fault.title}" for fault in others)])
+    facts = (*first.facts, *(("also", fault.title) for fault in others), ("inputs", summary.basis(recording)))
+    return "\n".join([f"{summary.model(recording)} in {first.title}", *_wrapped(facts)])
+
+
+def _cut(words: str, lines: int) -> str:
+    """Return what fits on so many lines of the message; the report has the rest."""
+    return textwrap.shorten(words, lines * (_WIDTH - _LABEL) - 10, placeholder=" …")
 
 
 def _wrapped(facts: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -80,8 +80,11 @@ def open_page(
     height: int = 900,
     color_scheme: ColorScheme = "light",
     javascript: bool = True,
+    fragment: str = "",
 ) -> Iterator[Page]:
     """Yield `html_path` as `browser` shows it; on leaving, fail on any request, console error or exception in it.
+
+    `fragment` is what a link to a place on the page has behind its #.
 
     It is playwright's own: `page.screenshot(path=..., full_page=True)`, `page.locator(...)`, `page.evaluate(...)`.
     """
@@ -96,7 +99,7 @@ def open_page(
     try:
         page = context.new_page()
         _watch(page, url, faults)
-        page.goto(url)
+        page.goto(f"{url}#{fragment}" if fragment else url)
         yield page
         # One turn of the page's own loop, so that what the test's last click started is heard of.
         page.wait_for_timeout(20)

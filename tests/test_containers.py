@@ -198,7 +198,7 @@ class Picky:
 def test_a_dataclass_that_cannot_be_made_again_is_copied() -> None:
     mine = Picky(ONE, 3.0)
     with pytest.raises(ValueError, match="InitVar"):
-        dataclasses.replace(mine)
+        dataclasses.replace(mine)  # type: ignore[call-arg]
     mapped = map_tensors(lambda tensor: tensor + 1, mine)
     assert (mapped.first.tolist(), mapped.second.tolist()) == ([2.0, 2.0], [4.0, 4.0])
     assert (mine.first.tolist(), mine.second.tolist()) == ([1.0, 1.0], [3.0, 3.0])

@@ -9,7 +9,7 @@ import pytest
 from overflow_lab.analysis.effects import effect, is_imprecise, is_wrong
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FORMATS
-from overflow_lab.recording import AnswerRow, OutputRow
+from overflow_lab.recording import AnswerRow, AttributionRow, OutputRow
 from overflow_lab.tolerances import tolerance
 from tests.recordings_by_hand import recording
 
@@ -74,7 +74,11 @@ def test_answers_are_counted_by_status() -> None:
         (Effect(relative_error=0.9 * 2**-7), False, False),  # float16 rounds by 2**-11, sixteen of which are tolerated
         (Effect(relative_error=1.1 * 2**-7), True, True),
         (Effect(relative_error=0.05, noise_floor=0.01), False, False),  # the model's own conditioning
-        (Effect(relative_error=0.3, noise_floor=0.3), True, True),  # more than a quarter is never noise
+        (Effect(relative_error=0.3, noise_floor=0.3), True, True),  # more than a quarter is no noise
+        (Effect(relative_error=0.9, noise_floor=0.3, conditioned=True), False, False),  # but that of decisions
+        (Effect(relative_error=0.9, noise_floor=0.1, conditioned=True), True, True),
+        (Effect(changed_decisions=0.5, conditioned=True), False, False),
+        (Effect(evened_choices=0.75, conditioned=True), True, True),  # an even score is the format's doing
         (Effect(relative_error=0.001, evened_choices=0.75), True, True),
         (Effect(relative_error=0.001, evened_choices=0.25), False, False),
         (Effect(nonfinite=1e-6), True, False),
@@ -100,3 +104,24 @@ def test_few_rows_do_not_tell_whether_rounding_chooses() -> None:
     two = OutputRow("float16", "output", 8, ranked=2, evened=2)
     assert effect(recording(two), "float16", FLOAT16).evened_choices == 0.0
     assert effect(recording(two + two), "float16", FLOAT16).evened_choices == 1.0
+
+
+def blamed(metric: str, total: float, noise: int | None) -> AttributionRow:
+    return AttributionRow("float16", metric, total, "router", "aten.topk", 0, 0.9, 12, noise=noise)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], False),
+        ([blamed("decisions", 60.0, 10)], True),
+        ([blamed("decisions", 61.0, 10)], False),  # more than six times what one rounding of the weights changes
+        ([blamed("decisions", 1.0, 0)], False),
+        ([blamed("decisions", 1.0, None)], False),
+        ([blamed("relative", 0.01, None)], False),  # the values themselves are off
+        ([blamed("decisions", 1.0, 1), blamed("relative", 0.3, None)], False),
+    ],
+)
+def test_decisions_are_judged_against_those_that_noise_changes(rows: list[AttributionRow], expected: bool) -> None:
+    assert effect(recording(*rows), "float16", FLOAT16).conditioned is expected
+    assert not effect(recording(*rows), "bfloat16", FLOAT16).conditioned

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import DynamicCache
 
 from overflow_lab.errors import UsageError
 from overflow_lab.subjects import Batch
@@ -134,3 +135,14 @@ def test_a_module_that_cannot_be_copied_is_one_line() -> None:
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(UsageError, match="not function"):
         from_module(batches, torch.ones(1))  # type: ignore[arg-type]
+
+
+def test_a_cache_among_the_inputs_is_copied_for_each_run() -> None:
+    mine = DynamicCache()
+    mine.update(torch.ones(1, 1, 2, 3), torch.ones(1, 1, 2, 3), 0)
+    subject = from_module(linear(), {"input": torch.ones(4, 2), "past_key_values": mine})
+    for _ in range(2):  # as a model does that appends to what it is given
+        given = next(iter(subject.batches)).inputs["past_key_values"]
+        given.update(torch.ones(1, 1, 1, 3), torch.ones(1, 1, 1, 3), 0)
+        assert given.get_seq_length() == 3
+    assert mine.get_seq_length() == 2

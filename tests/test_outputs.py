@@ -55,6 +55,25 @@ def test_nan_and_masked_scores() -> None:
     assert (row.decisions, row.changed, row.kl_rows) == (2, 1, 0)
 
 
+def test_masks_at_the_lowest_value_of_each_dtype_are_the_same_mask() -> None:
+    reference = torch.tensor([[3.0, 4.0, 0.0, 0.0]])
+    low = torch.tensor([[3.0, 4.5, 0.0, 0.0]], dtype=torch.float16)
+    reference[0, 3], low[0, 3] = torch.finfo(torch.float32).min, torch.finfo(torch.float16).min
+    (row,) = compare({"hidden": reference}, {"hidden": low})
+    assert (row.elements, row.nonfinite) == (3, 0)
+    assert row.relative_error == pytest.approx(0.5 / 5)
+    (alike,) = compare({"hidden": reference}, {"hidden": reference.clone()})  # as an autocast's float32 output is
+    assert (alike.elements, alike.reference_squares) == (3, 25.0)
+
+
+def test_a_mask_that_became_infinite_or_a_number_is_off() -> None:
+    reference = torch.tensor([[1.0, torch.finfo(torch.float32).min]])
+    (infinite,) = compare({"hidden": reference}, {"hidden": torch.tensor([[1.0, -math.inf]], dtype=torch.float16)})
+    assert infinite.nonfinite == 1
+    (lost,) = compare({"hidden": reference}, {"hidden": torch.tensor([[1.0, 0.0]], dtype=torch.float16)})
+    assert lost.relative_error == pytest.approx(1.0)
+
+
 def test_integers_and_bools_are_decisions() -> None:
     rows = compare(
         (torch.tensor([1, 2, 3]), torch.tensor([True, False])), (torch.tensor([1, 5, 3]), torch.tensor([True, True]))

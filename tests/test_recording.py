@@ -32,6 +32,7 @@ from overflow_lab.recording import (
     PrecisionRow,
     RangeRow,
     RunRow,
+    StepRow,
     TensorRow,
     load,
 )
@@ -59,6 +60,7 @@ ROWS: list[Any] = [
     EventRow("float16", "bad", "a", "aten.mm", 0, 3, "forward", 0, 0, inf=1, value=1e6, harmed=("b", "aten.add")),
     AttributionRow("float16", "relative", 0.5, "a", "aten.add", 1, 0.9, 12, amplifier=("b", "aten.sub")),
     NoiseRow("bfloat16", 0.01),
+    StepRow("float16", "beam", 0, 1, 2, (3.5, 0.0), (0, 9), (0.25, None)),
     BlindSpotRow("a", "was never called"),
 ]
 

@@ -187,6 +187,8 @@ def _rounded(found: Index, finding: Finding) -> Iterator[Link]:
     if row is None or finding.origin is None or "share" not in finding.evidence:
         yield from _flushed(found, finding)
         return
+    if row.metric == "decisions":
+        yield from _decided(found.clearest(finding.precision))
     amplifier = None if row.amplifier is None else Origin(*row.amplifier[:2])
     blamed = finding.origin == amplifier
     if amplifier is not None:
@@ -199,6 +201,17 @@ def _rounded(found: Index, finding: Finding) -> Iterator[Link]:
         yield Link("cause", text + _of_tensor(row.detail), row.module, row.op)
     else:
         yield _plain(finding, text + _of_tensor(row.detail))
+
+
+def _decided(event: EventRow | None) -> Iterator[Link]:
+    """Yield the decision that changed most clearly: by what margin float32 makes it, and where it changed first."""
+    if event is None:
+        return
+    text = f"makes {event.changed:,} of {event.elements:,} decisions otherwise"
+    if event.margin is not None:
+        text += f", which {against(event.precision)} makes by at most {percent(event.margin)} of its scores' size"
+    where = _when(event) if event.run != "forward" else f", {place(event)}" if place(event) else ""
+    yield Link("harm", text + (f"; first at{where[1:]}" if where else ""), event.module, event.op, event.source)
 
 
 def _grown(found: Index, row: AttributionRow) -> str:

@@ -6,7 +6,7 @@ import math
 
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FloatFormat
-from overflow_lab.recording import AnswerRow, NoiseRow, OutputRow, Recording
+from overflow_lab.recording import AnswerRow, AttributionRow, NoiseRow, OutputRow, Recording
 from overflow_lab.tolerances import EVENED, EVENED_ROWS, MOST_NOISE, TIES, TOLERATED_NOISE, tolerance
 
 # Decisions that float32 makes clearly hardly ever change in a healthy model; near ties are not counted (see `effect`).
@@ -44,6 +44,18 @@ def effect(recording: Recording, precision: str, fmt: FloatFormat) -> Effect:
         tied_answers=sum(row.status == "changed" and row.margin is not None and row.margin < limit for row in answers),
         evened_choices=max((row.evened / row.ranked for row in rows if row.ranked >= EVENED_ROWS), default=0.0),
         noise_floor=next((row.relative_error for row in recording.of(NoiseRow) if row.precision == precision), None),
+        conditioned=_conditioned(recording, precision),
+    )
+
+
+def _conditioned(recording: Recording, precision: str) -> bool:
+    """Return whether the error comes of the model's decisions, and these are no firmer against any other rounding.
+
+    An error is attributed to decisions only where, these being given, the values are right to within rounding.
+    """
+    rows = [row for row in recording.of(AttributionRow) if row.precision == precision]
+    return bool(rows) and all(
+        row.metric == "decisions" and row.total <= TOLERATED_NOISE * (row.noise or 0) for row in rows
     )
 
 
@@ -59,7 +71,9 @@ def _whole_numbers(row: OutputRow) -> bool:
 
 def _is_off(found: Effect, fmt: FloatFormat) -> bool:
     """Return whether the error is more than the format's rounding and the model's own conditioning explain."""
-    conditioning = min(TOLERATED_NOISE * (found.noise_floor or 0.0), MOST_NOISE)
+    # A decision that flips moves the output as far as its choices are apart, however small the noise.
+    most = math.inf if found.conditioned else MOST_NOISE
+    conditioning = min(TOLERATED_NOISE * (found.noise_floor or 0.0), most)
     return (found.relative_error or 0.0) > max(tolerance(fmt), conditioning)
 
 
@@ -68,7 +82,7 @@ def is_wrong(found: Effect, fmt: FloatFormat) -> bool:
     return bool(
         (found.nonfinite or 0.0) > 0.0
         or _is_off(found, fmt)
-        or found.overruled_decisions > TOLERATED_CHANGES
+        or (found.overruled_decisions > TOLERATED_CHANGES and not found.conditioned)
         or found.evened_choices > EVENED
         or found.failed_answers
         or (found.answers and found.overruled_answers / found.answers > TIES)
@@ -79,7 +93,7 @@ def is_imprecise(found: Effect, fmt: FloatFormat) -> bool:
     """Return whether an output without non-finite values differs by more than the format's rounding explains."""
     return bool(
         _is_off(found, fmt)
-        or found.overruled_decisions >= TIES
+        or (found.overruled_decisions >= TIES and not found.conditioned)
         or found.evened_choices > EVENED
         or (found.answers and (found.overruled_answers + found.failed_answers) / found.answers > TIES)
     )

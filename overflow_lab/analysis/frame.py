@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
 
 from overflow_lab.analysis.index import REFERENCE, Index, bits, index, role
+from overflow_lab.analysis.streams import streams
 from overflow_lab.formats import FORMATS, FloatFormat, headroom_bits
 from overflow_lab.ranges import Range
 from overflow_lab.recording import ErrorRow, OperationRow, RangeRow, Recording
@@ -27,6 +29,7 @@ _OPERATION_COLUMNS = [
         "headroom",
         "error",
         "error_in",
+        "local_error",
         "effective_bits",
         "flushed",
         "constant_flushed",
@@ -79,14 +82,19 @@ def layers(recording: Recording) -> pd.DataFrame:
     """Return one row for each module's output in order of execution, float32 beside what each precision showed.
 
     For each format f of FORECAST: `headroom_f` (bits), `flushed_f` (share of elements), `energy_lost_f` (share of the
-    sum of squares), all from the float32 run. For each low precision p: `observed_p` (absmax), `nonfinite_p`
-    (elements), `error_p` (relative error against float32), `bits_p` (effective bits).
+    sum of squares), all from the float32 run. `stream` names the residual stream whose values these are, "" for others.
+    For each low precision p: `observed_p` (absmax), `nonfinite_p` (elements), `error_p` (relative error against
+    float32), `bits_p` (effective bits).
     """
     found = index(recording)
     lows = [name for name in found.precisions if name != REFERENCE]
     base = found.ranges.get(REFERENCE) or next(iter(found.ranges.values()), {})
     outputs = sorted((row for row in base.values() if role(row.port) == "output"), key=lambda row: row.order)
-    rows = [{**_layer(found, row), **_observed(found, row, lows)} for row in outputs]
+    named = streams(found, base)
+    rows = [
+        {**_layer(found, row), "stream": named.get((row.module, row.port), ""), **_observed(found, row, lows)}
+        for row in outputs
+    ]
     return pd.DataFrame(rows, columns=list(rows[0]) if rows else _layer_columns(lows))
 
 
@@ -96,7 +104,8 @@ def operations(recording: Recording) -> pd.DataFrame:
     `ordinal` counts the operations of one name in one module's own code; casts of weights, buffers and inputs have
     negative ones, and name the tensor in `detail`. `absmax` is of the shadow (what float32 would have there), and
     `headroom` (bits) says whether it fits the operation's own `dtype`. `error` is the largest relative error of a
-    result against its shadow, `error_in` that of its operands then; `effective_bits` are those that `error` leaves.
+    result against its shadow, `error_in` that of its operands then, `local_error` what it adds itself: against the same
+    operation done wide on its own operands (NaN where not measured); `effective_bits` are those that `error` leaves.
     `flushed` is the share of values that became zero below the smallest normal, `nonfinite` the count of NaN and inf,
     `tainted` whether these came after the first bad value that the precision made: those before are in float32, too
     (a mask of -inf, a log of 0). No rows where the recording was made at the level of modules.
@@ -118,6 +127,7 @@ def _operation(found: Index, row: OperationRow) -> dict[str, Any]:
         "tainted": row.nonfinite > 0 and bool(made) and row.order >= min(made),
         "headroom": headroom_bits(row.absmax, FORMATS.get(row.dtype, FORMATS[REFERENCE])),
         "effective_bits": bits(row.error),
+        "local_error": math.nan if row.local_error is None else row.local_error,
         "flushed": row.flushed / row.elements if row.elements else 0.0,
     }
 
@@ -168,7 +178,8 @@ def _layer_columns(lows: list[str]) -> list[str]:
     site = ["order", "module", "class_name", "leaf", "port"]
     plain = [*site, "count", "min", "max", "absmax", "smallest", "zero", "exponents"]
     forecast = [f"{what}_{name}" for name in FORECAST for what in ("headroom", "flushed", "energy_lost")]
-    return plain + forecast + [f"{what}_{name}" for name in lows for what in ("observed", "nonfinite", "error", "bits")]
+    seen = [f"{what}_{name}" for name in lows for what in ("observed", "nonfinite", "error", "bits")]
+    return [*plain, *forecast, "stream", *seen]
 
 
 def _headroom(r: Range, fmt: FloatFormat) -> float | None:

@@ -60,6 +60,14 @@ class Index:
         row = self.modules.get(module)
         return row.class_name if row else ""
 
+    def clearest(self, precision: str) -> EventRow | None:
+        """Return the decision that changed though the shadow prefers its own most; the first where no margin is known.
+
+        None where no decision inside the model changed.
+        """
+        changed = [event for event in self.events.get(precision, ()) if event.event == "decision"]
+        return max(changed, key=lambda event: -1.0 if event.margin is None else event.margin, default=None)
+
     def caller(self, module: str) -> str:
         """Return the nearest module above that was called itself (a ModuleList is not), otherwise the root."""
         while module:

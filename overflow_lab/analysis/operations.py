@@ -214,6 +214,10 @@ def _rounding(found: Index, precision: str, row: AttributionRow, severity: str) 
     message = f"{_off(found, row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {part} of it alone: "
     message += mechanisms.MECHANISMS[mechanism].what + "."
     evidence = {"metric": row.metric, "share": row.share, "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
+    if row.metric == "decisions" and (event := found.clearest(precision)) is not None:
+        told = _evidence(event)
+        evidence |= {"decision": f"{module_name(event.module)}, {event.op}"}
+        evidence |= {name: told[name] for name in ("step", "place", "margin") if name in told}
     return Finding(precision, "precision", mechanism, origin, severity, message, row.total, None, evidence)
 
 
@@ -238,9 +242,10 @@ def _off(found: Index, row: AttributionRow) -> str:
 
 def _clearest(found: Index, precision: str) -> str:
     """Return by what margin float32 made the clearest of the decisions that changed."""
-    margins = [e.margin for e in found.events.get(precision, ()) if e.event == "decision" and e.margin is not None]
-    reference = against(precision)
-    return f", which {reference} makes by at most {percent(max(margins))} of its scores' size" if margins else ""
+    event = found.clearest(precision)
+    if event is None or event.margin is None:
+        return ""
+    return f", which {against(precision)} makes by at most {percent(event.margin)} of its scores' size"
 
 
 def _flush(precision: str, row: AttributionRow, share: float, severity: str) -> Finding:
@@ -264,7 +269,7 @@ def _evidence(event: EventRow) -> dict[str, object]:
         ("source", event.source),
         ("run", event.run),
         ("batch", event.batch),
-        ("step", None if event.run == "forward" else event.call),
+        ("step", None if event.run == "forward" or event.call < 0 else event.call),
         ("place", place(event)),
         ("margin", event.margin),
         ("harmed", None if event.harmed is None else ", ".join(event.harmed)),

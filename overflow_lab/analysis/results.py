@@ -43,7 +43,9 @@ class Effect:
     `tied_decisions` and `tied_answers` are those among the changed ones that float32 itself decides by less than the
     tolerated rounding of its scores: near ties, which any rounding may flip. `evened_choices` is the share of rows of
     scores whose choice changed since the low precision gives both choices the very same score, 0 where there are too
-    few rows to tell. `noise_floor` is the relative error that one random rounding of the weights alone makes.
+    few rows to tell. `noise_floor` is the relative error that one random rounding of the weights alone makes, and
+    `conditioned` says that it changes about as many of the model's decisions as the precision does, all of whose error
+    comes of those.
     """
 
     nonfinite: float | None = None
@@ -57,6 +59,7 @@ class Effect:
     tied_answers: int = 0
     evened_choices: float = 0.0
     noise_floor: float | None = None
+    conditioned: bool = False
 
     @property
     def overruled_decisions(self) -> float:

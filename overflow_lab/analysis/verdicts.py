@@ -12,6 +12,7 @@ from overflow_lab.analysis.mechanisms import MECHANISMS
 from overflow_lab.analysis.numbers import against, module_name, percent
 from overflow_lab.analysis.results import SEVERITIES, Diagnosis, Effect, Finding, Verdict
 from overflow_lab.recording import FailureRow, Recording, RunRow
+from overflow_lab.tolerances import tolerance
 
 
 def analyze(recording: Recording) -> Diagnosis:
@@ -75,6 +76,9 @@ def _fine(found: Index, precision: str, reached: Effect) -> str:
         parts.append(f"its output holds NaN ({nan:,} values), as float32's own does: see the verdict on float32")
     if reached.relative_error is not None:
         parts.append(f"the output is within {percent(reached.relative_error)} of {against(precision)}'s")
+        if reached.conditioned and reached.relative_error > tolerance(found.format_of(precision)):
+            moved = f"one random rounding of its weights moves it by {percent(reached.noise_floor or 0.0)}"
+            parts.append(f"which is the model's own conditioning: {moved}, by as many decisions")
     if reached.answers:
         same = reached.answers - reached.changed_answers - reached.failed_answers
         ties = f" ({reached.tied_answers} others part at near ties)" if reached.tied_answers else ""

@@ -20,6 +20,7 @@ from overflow_lab.capture.precisions import REFERENCE, Precision, device_of, par
 from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
 from overflow_lab.capture.statistics import Tape
+from overflow_lab.capture.steps import StepLog, step_rows
 from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
 from overflow_lab.errors import OverflowLabError, one_line
 from overflow_lab.progress import Progress, Silent
@@ -125,6 +126,8 @@ class Recorder:
             try:
                 assert generation is not None
                 reference.answers[strategy] = base.generate(strategy, reference, generation)
+                reference.logs[strategy] = base.log
+                self._steps(REFERENCE, strategy, reference, base.log)
             except RunFailed as failure:
                 self._blind(failure.row.module, f"generate ({strategy}) fails in float32: {failure.row.error}")
         if generation and generation.encoder_decoder and not _DECODED & reference.inputs.keys():
@@ -228,6 +231,7 @@ class Recorder:
             if (low.precision, strategy) not in self._failed:
                 self._failed.add((low.precision, strategy))
                 self.writer.append(failure.row)
+        self._steps(low.precision, strategy, reference, low.log)
         context = AnswerContext(low.precision, strategy, reference.number, reference.batch)
         margins = base.margins(strategy, reference, generation, got) if tied and got.tokens else []
         expected = reference.answers[strategy]
@@ -235,6 +239,12 @@ class Recorder:
             for seen in self._inside.answer(low, base.prepared, reference, strategy, generation):
                 self.writer.append(seen)
         for row in answer_rows(context, expected, got, generation, texts=self.store_texts, margins=margins):
+            self.writer.append(row)
+
+    def _steps(self, precision: str, strategy: str, reference: Reference, log: StepLog) -> None:
+        """Write the steps of one `generate`, beside those of float32."""
+        base = StepLog() if precision == REFERENCE else reference.logs.get(strategy, StepLog())
+        for row in step_rows(AnswerContext(precision, strategy, reference.number, reference.batch), log, base):
             self.writer.append(row)
 
     def _watched(self, precision: Precision) -> Watched:

@@ -19,6 +19,7 @@ from overflow_lab.capture.precisions import Prepared, device_of
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.samples import Differences, Samples
 from overflow_lab.capture.statistics import Tape
+from overflow_lab.capture.steps import STEP_BATCHES, StepLog, Steps
 from overflow_lab.capture.unsupported import is_unsupported
 from overflow_lab.errors import one_line
 from overflow_lab.formats import FORMATS
@@ -49,11 +50,12 @@ class Reference:
     samples: Samples = field(default_factory=Samples)
     answers: dict[str, Answers] = field(default_factory=dict)
     steps: list[list[Step]] = field(default_factory=list)
+    logs: dict[str, StepLog] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes held for comparison."""
-        return self.outputs.nbytes + self.samples.nbytes
+        return self.outputs.nbytes + self.samples.nbytes + sum(log.nbytes for log in self.logs.values())
 
 
 @dataclass
@@ -67,6 +69,7 @@ class Watched:
     refused: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)
+    log: StepLog = field(default_factory=StepLog)
 
     @property
     def precision(self) -> str:
@@ -91,12 +94,14 @@ class Watched:
         return outputs_of(output, mask_of(reference.inputs), self.unknown, positions=reference.samples.positions)
 
     def generate(self, strategy: str, reference: Reference, generation: Generation) -> Answers:
-        """Let the model answer one batch by one strategy."""
+        """Let the model answer one batch by one strategy; `log` then holds its steps."""
         inputs = self._prompt(reference)
         settings = dict(generation.strategies[strategy])
         model: Any = self.prepared.model
         watch = ModuleRanges(model, self.ports)
-        sequences = self._run(watch, strategy, reference.number, lambda: model.generate(**inputs, **settings))
+        with Steps(model, kept=reference.number < STEP_BATCHES) as steps:
+            self.log = steps.log
+            sequences = self._run(watch, strategy, reference.number, lambda: model.generate(**inputs, **settings))
         return answers_of(getattr(sequences, "sequences", sequences), reference.batch, generation)
 
     def _prompt(self, reference: Reference) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 import typer
 
 from overflow_lab import __version__
+from overflow_lab.cli.diff import diff
+from overflow_lab.cli.export import export
 from overflow_lab.cli.kernels import kernels
+from overflow_lab.cli.optional import completed
 from overflow_lab.cli.report import report
 from overflow_lab.cli.scan import scan
 from overflow_lab.errors import OverflowLabError, RecordingFormatError, ScanInterrupted, UsageError
@@ -29,6 +32,8 @@ app = typer.Typer(
 )
 app.command()(scan)
 app.command()(report)
+app.command()(diff)
+app.command()(export)
 app.command()(kernels)
 
 
@@ -53,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):  # a console that is not UTF-8 gets "?" for what it cannot show
             stream.reconfigure(errors="replace")
     try:
-        code = app(list(arguments), prog_name="overflow-lab", standalone_mode=False)
+        code = app(completed(arguments), prog_name="overflow-lab", standalone_mode=False)
         sys.stdout.flush()  # whether the reader is gone shows here, and not in an exit code of Python's own
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         return _ended(error)
@@ -75,10 +80,8 @@ def _ended(error: BaseException) -> int:
         # `overflow-lab ... | head` is not our failure, for all that typer exits with 1; nothing may be written on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-    if isinstance(error, SystemExit):  # not our exit, and not our exit code
-        return _say(
-            f"the model ended the process (sys.exit({error.code!r})); take that out and try again.", ENDED_EARLY
-        )
+    if isinstance(error, SystemExit):  # typer's, after it has completed a line for a shell
+        return error.code if isinstance(error.code, int) else DONE
     return _wrong_usage(error)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from overflow_lab.cli import options as opt
+from overflow_lab.cli.ending import named_end
 from overflow_lab.cli.progress import watched
 from overflow_lab.cli.show import check_fail_on
 
@@ -45,7 +46,7 @@ def kernels(
 
 def _found(model: str, precision: str, params: dict[str, Any], quiet: bool) -> Kernels:
     """Run the model behind progress bars."""
-    with watched(quiet=quiet) as bars:
+    with named_end(), watched(quiet=quiet) as bars:
         from overflow_lab.kernels import kernels as run
 
         return run(model, precision=precision, progress=bars, **opt.subject_options(params))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from overflow_lab.cli import options as opt
+from overflow_lab.cli.ending import named_end
 from overflow_lab.cli.places import check_writable, place, stem_of
 from overflow_lab.cli.progress import watched
 from overflow_lab.cli.show import check_fail_on, exit_code, print_json, print_text
@@ -19,6 +16,16 @@ from overflow_lab.errors import ScanInterrupted, UsageError
 
 if TYPE_CHECKING:
     from overflow_lab.scan import Scan
+
+ReproFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--repro",
+        metavar="FOLDER",
+        help="Write a script that rebuilds the failure, with the weights and inputs of the module at fault, to share.",
+        show_default=False,
+    ),
+]
 
 
 def scan(
@@ -45,6 +52,7 @@ def scan(
     store_texts: opt.StoreTexts = False,
     recording: opt.RecordingFile = None,
     report: opt.ReportFile = None,
+    repro: ReproFolder = None,
     as_json: opt.AsJson = False,
     fail_on: opt.FailOn = "never",
     overwrite: opt.Overwrite = False,
@@ -55,7 +63,8 @@ def scan(
     target = place(report, stem_of(model), ".html", overwrite=overwrite)
     kept = place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
     check_writable(target)
-    with _saved(kept):
+    _check_folder(repro, overwrite)
+    with named_end(kept):
         found = _scanned(model, precision, kept, context.params, quiet)
         _report(found, target, kept)
     if as_json:
@@ -64,6 +73,8 @@ def scan(
     print_text(found.recording, found.diagnosis, quiet=quiet)
     if not quiet:
         typer.echo(f"\nreport     {target}\nrecording  {kept}\nagain      overflow-lab report {kept}")
+        if repro is not None:
+            typer.echo(_script(found))
     return exit_code(found.diagnosis, fail_on)
 
 
@@ -74,7 +85,8 @@ def _scanned(model: str, precision: list[str] | None, kept: Path, params: dict[s
 
         wanted = precision or ("float16", "bfloat16")
         options = opt.subject_options(params)
-        return overflow_lab.scan(model, precisions=wanted, recording=kept, progress=bars, **options)
+        repro = params.get("repro")
+        return overflow_lab.scan(model, precisions=wanted, recording=kept, progress=bars, repro=repro, **options)
 
 
 def _report(found: Scan, target: Path, kept: Path) -> None:
@@ -85,23 +97,17 @@ def _report(found: Scan, target: Path, kept: Path) -> None:
         raise ScanInterrupted(str(error), str(kept)) from error
 
 
-@contextlib.contextmanager
-def _saved(kept: Path) -> Iterator[None]:
-    """Turn Ctrl-C, and the SIGTERM of a job that runs out of time, into an early end that names the recording."""
-    before = (
-        signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
-    )
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise ScanInterrupted("interrupted.", str(kept) if kept.exists() else None) from None
-    except SystemExit as error:  # not our exit, and not our exit code
-        message = f"the model ended the process (sys.exit({error.code!r})); take that out and scan again."
-        raise ScanInterrupted(message, str(kept) if kept.exists() else None) from error
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+def _check_folder(folder: Path | None, overwrite: bool) -> None:
+    """Refuse a folder that holds something already, before a long scan and not after it."""
+    if folder is not None and folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists; choose another folder, or give --overwrite.")
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def _script(found: Scan) -> str:
+    """Return what to say of the reproduction: what is in it, since it is to be shared."""
+    made = found.reproduction
+    if made is None:
+        return "script     none: nothing breaks"
+    if made.rebuilds == "model":
+        return f"script     {made.path}  (of the whole model: {made.note})"
+    return f"script     {made.path}  (the module at fault alone; its weights and inputs are in that folder)"

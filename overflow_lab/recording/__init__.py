@@ -34,6 +34,7 @@ from overflow_lab.recording.rows import (
     RunRow,
     TensorRow,
 )
+from overflow_lab.recording.step_rows import StepRow
 
 # 1: the first format.
 FORMAT = 1
@@ -157,6 +158,7 @@ __all__ = [
     "Recording",
     "Row",
     "RunRow",
+    "StepRow",
     "TensorRow",
     "build",
     "load",

@@ -14,7 +14,7 @@ from overflow_lab.recording.rows import ROW_TYPES, Footer, Header, Moment
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FLOATS = frozenset(
     {"error_squares", "reference_squares", "kl_sum", "sum", "sum_of_squares", "absmax", "energy_lost", "relative_error"}
-    | {"value", "error", "error_in", "total", "share"}
+    | {"value", "error", "error_in", "local_error", "spread_error", "margin", "total", "share"}
 )
 
 
@@ -63,7 +63,19 @@ def _value(name: str, item: Any) -> Any:
         return Moment(**item)
     if name == "margins":
         return {int(exponent): count for exponent, count in item.items()}
-    if name in ("aliases", "kept", "shape", "precisions", "cause", "harmed", "absorbed", "amplifier"):
+    if name in (
+        "aliases",
+        "kept",
+        "shape",
+        "precisions",
+        "cause",
+        "harmed",
+        "absorbed",
+        "amplifier",
+        "peaks",
+        "bad",
+        "errors",
+    ):
         return tuple(item)
     return _number(name, item)
 

@@ -67,12 +67,13 @@ class EventRow:
     integers or truths that the shadow decides otherwise), "constant" (another constant than in float32's program) or
     "drawn" (other random numbers than float32's program draws there, so that their outputs cannot be compared).
     `margin` is, of the decisions that changed, the largest margin by which the shadow makes the other one, in units of
-    the root mean square of its values. `value` is the largest shadow magnitude where it went bad. `row` of `rows` is
-    the first element's place: with `beams` above 0 its input, or its beam among all inputs' beams where there is more
-    than one a beam search; otherwise an index along the first dimension that is no input's. `negative` says whether
-    all of it was -inf. `zero_operand` says that an operand was zero whose shadow is not, `cause` where that
-    zero came from; `harmed` and `absorbed` are the first consumers that gave a wrong, or the right, finite value;
-    each is (module, operation).
+    the root mean square of its scores, or of the values compared. `value` is the largest shadow magnitude where it
+    went bad. `call` counts the calls of the model itself, in `generate` its steps; -1 is before the first (an encoder).
+    `row` of `rows` is the first element's place: with `beams` above 0 its input, or its beam among all inputs' beams
+    where there is more than one a beam search; otherwise an index along the first dimension that is no input's.
+    `negative` says whether all of it was -inf. `zero_operand` says that an operand was zero whose shadow is not,
+    `cause` where that zero came from; `harmed` and `absorbed` are the first consumers that gave a wrong, or the right,
+    finite value; each is (module, operation).
     """
 
     kind: ClassVar[str] = "event"
@@ -146,7 +147,8 @@ class AttributionRow:
     `metric` is "relative", "centered" (relative to the output's spread around its mean) or "decisions" (the number of
     decisions in the program that change); `total` the error that the precision makes by it, `share` the part that
     this operation adds to what the ones before it make. `amplifier` is the first later addition in which nearly equal
-    terms leave little else than that error, as (module, operation).
+    terms leave little else than that error, as (module, operation). `noise` is, of decisions, the number that change
+    in float32 when every weight is rounded to the precision's format at random; None where that was not measured.
     """
 
     kind: ClassVar[str] = "attribution"
@@ -160,3 +162,4 @@ class AttributionRow:
     runs: int
     amplifier: tuple[str, ...] | None = None
     detail: str = ""
+    noise: int | None = None

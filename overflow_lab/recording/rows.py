@@ -11,6 +11,7 @@ from typing import Any, ClassVar, get_args
 
 from overflow_lab.ranges import Range
 from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
+from overflow_lab.recording.step_rows import StepRow
 
 
 @dataclass(frozen=True)
@@ -292,6 +293,7 @@ Row = (
     | EventRow
     | AttributionRow
     | NoiseRow
+    | StepRow
     | BlindSpotRow
 )
 ROW_TYPES: Mapping[str, type[Any]] = {cls.kind: cls for cls in get_args(Row)}

@@ -1,4 +1,4 @@
-"""The verdicts for machines: the JSON contract, schema 1. Keys may be added, never renamed."""
+"""The verdicts for machines: the JSON contract, schema 1. Keys may be added, never renamed. Tables: exports_tables."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from overflow_lab.recording.codec import plain
 
 # 1: the first schema.
 SCHEMA = 1
+# What `export` writes, and how.
+TABLES = ("layers", "sites", "operations", "findings")
+FILE_FORMATS = ("csv", "parquet", "json", "tensorboard")
 
 
 def to_json(
@@ -32,13 +35,13 @@ def to_json(
         "verdicts": {name: verdict.to_dict() for name, verdict in diagnosis.verdicts.items()},
         "findings": [finding.to_dict() for finding in diagnosis.findings],
     }
-    return dict(plain(_python(made)))
+    return dict(plain(as_python(made)))
 
 
-def _python(value: Any) -> Any:
+def as_python(value: Any) -> Any:
     """Return `value` with numpy's scalars as Python's: evidence is taken from tables."""
     if isinstance(value, Mapping):
-        return {str(key): _python(item) for key, item in value.items()}
+        return {str(key): as_python(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_python(item) for item in value]
+        return [as_python(item) for item in value]
     return value.item() if hasattr(value, "item") and not isinstance(value, (str, bytes)) else value

@@ -10,10 +10,13 @@ from typing import Any
 import pandas as pd
 
 from overflow_lab.recording import AttributionRow, EventRow, Recording
-from overflow_lab.report import text
-from overflow_lab.report.tables import Cell, Column, headroom_cell, nonfinite_cell
+from overflow_lab.report import packed, text
+from overflow_lab.report.site_keys import operation_key
+from overflow_lab.report.tables import Cell, Column, headroom_cell, held, nonfinite_cell, tones
 
-OPERATION_CAP = 80
+OPERATION_CAP = 60
+# Beyond so many the budget of bytes is spent in any case.
+_MOST_PACKED = 40_000
 NOTE_CAP = 12
 # Above this a site's error is no longer rounding of any format that is scanned.
 _WRONG = 0.1
@@ -23,6 +26,7 @@ COLUMNS = (
     Column("", "headroom", "doublings left before the operation's own dtype overflows, in bits"),
     Column("", "error", "largest relative error of a result against its shadow"),
     Column("", "error in", "relative error of the operands then: what was wrong before"),
+    Column("", "own", "local error: against the same operation in float32 on the program's own operands"),
     Column("", "→ 0", "share of values that became zero below the smallest normal"),
     Column("", "NaN, inf", "number of non-finite values; in red where float32 has none"),
 )
@@ -32,6 +36,7 @@ COLUMNS = (
 class OperationLine:
     """One operation of one module in one precision."""
 
+    key: str
     precision: str
     module: str
     op: str
@@ -43,11 +48,14 @@ class OperationLine:
 class OperationTable:
     """The operations shown, by precision and in order of execution, of `total`; a cap keeps the worst.
 
-    `notes` say whose rounding makes the output's error, and which bad values a later operation made harmless.
+    `notes` say whose rounding makes the output's error, and which bad values a later operation made harmless. Where it
+    is capped, `rest` holds the others packed for the page's script, the worst first, and `held` their number.
     """
 
     lines: tuple[OperationLine, ...] = ()
     total: int = 0
+    rest: str = ""
+    held: int = 0
     notes: tuple[str, ...] = ()
     columns: tuple[Column, ...] = COLUMNS
 
@@ -57,14 +65,23 @@ class OperationTable:
         if len(self.lines) == self.total:
             return f"All {text.plural(self.total, 'operation')}, by precision and in order of execution"
         shown = f"Showing {len(self.lines):,} of {self.total:,} operations"
-        return f"{shown}, those with NaN or inf, least headroom, most error of their own or most flushed to zero"
+        worst = "those with NaN or inf, least headroom, most error of their own or most flushed to zero"
+        return f"{shown}, {worst}{held(len(self.lines), self.held, self.total)}"
 
 
 def operation_table(operations: pd.DataFrame, recording: Recording, *, cap: int = OPERATION_CAP) -> OperationTable:
     """Return the table of operations, at most `cap` of them, from the frame of `analysis.frame.operations`."""
-    worst = operations.loc[trouble(operations).sort_values(kind="stable").index[:cap]].sort_index()
-    lines = tuple(_line(row) for row in worst.to_dict("records"))
-    return OperationTable(lines, len(operations), tuple(_notes(recording)))
+    places = trouble(operations).sort_values(kind="stable").index
+    lines = tuple(_line(row) for row in operations.loc[places[:cap]].sort_index().to_dict("records"))
+    others = [_packed(_line(row)) for row in operations.loc[places[cap : cap + _MOST_PACKED]].to_dict("records")]
+    rest, count = packed.packed(others)
+    return OperationTable(lines, len(operations), rest, count, tuple(_notes(recording)))
+
+
+def _packed(line: OperationLine) -> list[Any]:
+    """Return an operation as the page's script takes it: key, name, port, whether a leaf, bar, texts, tones."""
+    texts = [line.precision, line.op, line.dtype, *(cell.text for cell in line.cells)]
+    return [line.key, line.module, "", 0, None, texts, tones(line.cells)]
 
 
 def trouble(operations: pd.DataFrame) -> pd.Series[float]:
@@ -73,7 +90,8 @@ def trouble(operations: pd.DataFrame) -> pd.Series[float]:
     Sites with NaN or inf that float32 has not head the first list; who made no error or flushed nothing is last on
     the others. A cap that takes the lowest places shows the top of each list.
     """
-    made = (operations["error"] - operations["error_in"]).fillna(0.0)
+    grown = operations["error"] - operations["error_in"]
+    made = operations["local_error"].fillna(grown).fillna(0.0)
     bad = pd.DataFrame({"finite": ~operations["tainted"].astype(bool), "headroom": operations["headroom"]})
     by_room = pd.Series(range(len(bad)), index=bad.sort_values(["finite", "headroom"], kind="stable").index)
     places = [by_room.reindex(operations.index).astype(float)]
@@ -87,6 +105,7 @@ def _line(row: Mapping[Hashable, Any]) -> OperationLine:
     tensor = str(row["detail"]).removeprefix(f"{row['module']}.")
     detail = f" {text.visible(tensor, 120)}" if tensor else ordinal
     return OperationLine(
+        key=operation_key(str(row["precision"]), str(row["module"]), str(row["op"]), int(row["ordinal"])),
         precision=text.visible(row["precision"], 60),
         module=text.module_name(str(row["module"])),
         op=text.visible(row["op"], 80) + detail,
@@ -96,6 +115,7 @@ def _line(row: Mapping[Hashable, Any]) -> OperationLine:
             headroom_cell(row["headroom"]),
             _error_cell(row),
             Cell(_error(row["error_in"])),
+            Cell(_error(row["local_error"])),
             Cell(text.share(row["flushed"])),
             nonfinite_cell(row["nonfinite"]) if row["tainted"] else Cell(text.count(row["nonfinite"])),
         ),

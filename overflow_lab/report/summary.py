@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from overflow_lab.analysis.results import Diagnosis, Effect, Finding, Link, Origin, Verdict
+from overflow_lab.analysis.results import SEVERITIES, Diagnosis, Effect, Finding, Link, Origin, Verdict
 from overflow_lab.recording import FailureRow, ModuleRow, PrecisionRow, Recording, RunRow
 from overflow_lab.report import text
+from overflow_lab.report.site_keys import layer_key, operation_key
 
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 # Further origins that a card names; the list of findings has them all.
 ALSO = 3
 
@@ -34,16 +37,26 @@ class Card:
     effects: tuple[str, ...]
     chain: tuple[Step, ...] = ()
     also: tuple[str, ...] = ()
+    key: str = ""
+
+    @property
+    def short_reason(self) -> str:
+        """The first sentence of the reason, which has the number."""
+        return first_sentence(self.reason)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One link of the explanation, written for reading: the place (empty for the output's effect), what, the line."""
+    """One link of the explanation, written for reading: the place (empty for the output's effect), what, the line.
+
+    `key` is that of the site, for a link to its row.
+    """
 
     where: str
     operation: str
     text: str
     source: str
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class FindingLine:
     operation: str
     message: str
     evidence: tuple[tuple[str, str], ...]
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,9 +103,34 @@ def _card(verdict: Verdict, made: Sequence[Finding]) -> Card:
         reason=text.sentence(_without_place(verdict.reason, origin)),
         advice=text.sentence(verdict.advice),
         effects=tuple(effects(verdict.effect)),
-        chain=steps(verdict.chain),
+        chain=steps(verdict.chain, verdict.precision),
         also=_also(verdict, made),
+        key="" if origin is None else site_key(verdict.precision, origin.module, origin.op),
     )
+
+
+def site_key(precision: str, module: str, op: str | None) -> str:
+    """Return the key of an operation, or of a module's output where no operation is known."""
+    return operation_key(precision, module, op, 0) if op else layer_key(module, "output")
+
+
+def first_sentence(reason: str) -> str:
+    """Return a text up to the first full stop that is followed by a capital letter."""
+    return _SENTENCE_END.split(reason, maxsplit=1)[0]
+
+
+def glance(diagnosis: Diagnosis) -> list[tuple[str, str, str]]:
+    """Return which precisions break, are risky and work, as (severity, words, names), the worst first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for verdict in diagnosis.verdicts.values():
+        lead = text.headline(verdict.verdict, verdict.severity).partition(":")[0]
+        groups.setdefault((verdict.severity, lead), []).append(text.visible(verdict.precision, 60))
+    ordered = sorted(groups.items(), key=lambda item: -SEVERITIES.index(item[0][0]))
+    return [(severity, f"{lead} in", _listed(names)) for (severity, lead), names in ordered]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _without_place(reason: str, origin: Origin | None) -> str:
@@ -105,14 +144,15 @@ def _without_place(reason: str, origin: Origin | None) -> str:
     return reason
 
 
-def steps(links: Sequence[Link]) -> tuple[Step, ...]:
-    """Return a chain for reading, the output's effect first."""
+def steps(links: Sequence[Link], precision: str = "") -> tuple[Step, ...]:
+    """Return a chain for reading, the output's effect first; `precision` is the one whose sites it names."""
     return tuple(
         Step(
             where="" if link.module is None else text.module_name(link.module),
             operation=text.visible(link.op, 80) if link.op else "",
             text=text.without_paths(link.text),
             source=text.visible(link.source, 160),
+            key="" if link.module is None else site_key(precision, link.module, link.op),
         )
         for link in links
     )
@@ -191,6 +231,7 @@ def _finding(finding: Finding) -> FindingLine:
         operation=text.visible(origin.op, 80) if origin and origin.op else "",
         message=text.sentence(_without_place(finding.message, origin)),
         evidence=tuple(evidence[:12]),
+        key="" if origin is None else site_key(finding.precision, origin.module, origin.op),
     )
 
 

@@ -11,10 +11,13 @@ import pandas as pd
 
 from overflow_lab.formats import FORMATS
 from overflow_lab.recording import AnswerRow, BlindSpotRow, CastRow, Recording
-from overflow_lab.report import text
+from overflow_lab.report import packed, text
 from overflow_lab.report.plots import low_precisions, nonfinite_of
+from overflow_lab.report.site_keys import layer_key
 
-LAYER_CAP = 300
+LAYER_CAP = 150
+# The range column of the table shows magnitudes from 2**-30 to 2**24; wider ones touch the ends.
+BAR = (-30.0, 24.0)
 ANSWER_CAP = 40
 CAST_CAP = 60
 # Below this many bits a layer counts as near the limit: inputs that were not run easily double a value twice.
@@ -42,6 +45,7 @@ class Cell:
 class LayerLine:
     """One layer: where it is, its magnitudes as log2 of smallest and absmax (None if it has none), and its cells."""
 
+    key: str
     number: int
     module: str
     class_name: str
@@ -53,11 +57,16 @@ class LayerLine:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """The layers shown, in order of execution, of `total`; a cap keeps the worst."""
+    """The layers shown, in order of execution, of `total`; a cap keeps the worst.
+
+    Where it is capped, `rest` holds the others packed for the page's script, the worst first, and `held` their number.
+    """
 
     columns: tuple[Column, ...]
     lines: tuple[LayerLine, ...]
     total: int
+    rest: str = ""
+    held: int = 0
 
     @property
     def caption(self) -> str:
@@ -65,7 +74,17 @@ class LayerTable:
         shown = len(self.lines)
         if shown == self.total:
             return f"all {text.plural(self.total, 'layer')}, in order of execution"
-        return f"showing {shown:,} of {self.total:,} layers, those nearest to a limit; the recording holds them all"
+        return (
+            f"showing {shown:,} of {self.total:,} layers, those nearest to a limit{held(shown, self.held, self.total)}"
+        )
+
+
+def held(shown: int, packed_rows: int, total: int) -> str:
+    """Return where the rows are that a table does not show."""
+    if shown + packed_rows >= total:
+        return "; with JavaScript, all can be searched and sorted"
+    many = f"; with JavaScript, {shown + packed_rows:,} can be searched" if packed_rows else ""
+    return f"{many}; the recording holds them all"
 
 
 def badness(layers: pd.DataFrame) -> pd.DataFrame:
@@ -80,12 +99,34 @@ def layer_table(layers: pd.DataFrame, *, cap: int = LAYER_CAP) -> LayerTable:
     """Return the table of layers, at most `cap` of them, from the frame of `analysis.frame.layers`."""
     names = low_precisions(layers)
     ordered = layers.sort_values("order", kind="stable").reset_index(drop=True)
-    shown = badness(ordered).head(cap).sort_index()
-    lines = [
+    worst = badness(ordered)
+    made = [
         _layer(int(str(index)) + 1, row, names)
-        for index, row in zip(shown.index, shown.to_dict("records"), strict=True)
+        for index, row in zip(worst.index, worst.to_dict("records"), strict=True)
     ]
-    return LayerTable(tuple(_columns(names)), tuple(lines), len(layers))
+    lines = sorted(made[:cap], key=lambda line: line.number)
+    rest, count = packed.packed([_packed(line) for line in made[cap:]])
+    return LayerTable(tuple(_columns(names)), tuple(lines), len(layers), rest, count)
+
+
+def _packed(line: LayerLine) -> list[Any]:
+    """Return a layer as the page's script takes it: key, name, port, whether a leaf, bar, texts, tones."""
+    port = "" if line.port == "output" else line.port
+    texts = [str(line.number), line.class_name, *(cell.text for cell in line.cells)]
+    return [line.key, line.module, port, int(line.leaf), bar(line.span), texts, tones(line.cells)]
+
+
+def tones(cells: Sequence[Cell]) -> str:
+    """Return the tones of cells, a character each: b, n or a space."""
+    return "".join(cell.tone[:1] or " " for cell in cells)
+
+
+def bar(span: tuple[float, float] | None) -> list[int] | None:
+    """Return start and width, in percent of the scale of all rows, of the bar from smallest to absmax."""
+    if span is None:
+        return None
+    x0, x1 = (min(100.0, max(0.0, 100 * (value - BAR[0]) / (BAR[1] - BAR[0]))) for value in span)
+    return [round(x0), max(1, round(x1 - x0))]
 
 
 def _columns(names: Sequence[str]) -> list[Column]:
@@ -115,6 +156,7 @@ def _layer(number: int, row: dict[Any, Any], names: Sequence[str]) -> LayerLine:
         bad = row[f"nonfinite_{name}"]
         cells += [Cell(text.number(row[f"observed_{name}"])), Cell(text.bits(row[f"bits_{name}"])), nonfinite_cell(bad)]
     return LayerLine(
+        key=layer_key(str(row["module"]), str(row["port"])),
         number=number,
         module=text.module_name(str(row["module"])),
         class_name=text.visible(row["class_name"], 60),

@@ -27,8 +27,9 @@ class Call:
     def place(self, row: int, rows: int) -> tuple[int, int, int]:
         """Return an index along a first dimension as (row, rows, beams) of the inputs; beams 0 where it is none.
 
-        A model may flatten tokens or heads of a batch into the first dimension: then the input is told by division,
-        where no beam search leaves it open what else is in there.
+        A model may flatten tokens or heads of a batch into the first dimension, and a beam search beams: whatever of
+        them is in there, an input's follow each other, and the input is told by division. A dimension that is as long
+        as the inputs are may be their length.
         """
         tensors = [value for value in self.named().values() if isinstance(value, torch.Tensor) and value.dim()]
         samples = len(tensors[0]) if tensors else 0
@@ -37,9 +38,9 @@ class Call:
             return row, rows, 0
         if rows == samples * beams:
             return row, rows, beams
-        if rows == samples:
-            return row, rows, 1
-        return (row, rows, 0) if beams > 1 else (row // (rows // samples), samples, 1)
+        if rows != samples and rows in tensors[0].shape[1:2]:
+            return row, rows, 0
+        return row // (rows // samples), samples, 1
 
     def cast(self, prepared: Prepared) -> Call:
         """Return the call with its inputs cast as a precision's are, all of them copies."""

@@ -12,6 +12,10 @@ from overflow_lab.capture.shadow.step import Step
 
 # Elements of decisions that are kept to tell which operation changed them.
 _MOST = 1 << 22
+# Scores as large as this are masks, no scores: `generate` gives -1e9 to beams that have not begun.
+_MASKED = 1e6
+# From where to where, around a whole number, values are rounded to it; for `trunc` that depends on its sign.
+_REACH = {"aten.round": (-0.5, 0.5), "aten.floor": (0.0, 1.0), "aten.ceil": (-1.0, 0.0), "aten.trunc": (-1.0, 1.0)}
 
 
 class Decisions:
@@ -40,43 +44,113 @@ def margin(step: Step, mine: torch.Tensor, theirs: torch.Tensor, shadows: Shadow
     """Return the largest margin by which the shadow makes the other decisions, in units of its values' rms.
 
     `mine` are the program's decisions and `theirs` the shadow's, of one shape. Of a choice among scores the margin is
-    how much better the shadow finds its own choice than the program's; of a comparison, how far its two sides are
-    apart; of a whole number made of a value, how far that is from becoming the program's. None where there is none.
+    how much better the shadow finds its own choice than the program's, against the scores of that one choice; of a
+    comparison, how far its two sides are apart; of a bucket or a whole number made of a value, how far that is from
+    becoming the program's. None where that is not to be told.
     """
-    values = shadows.of(step.reads[0]).double()
-    changed = mine != theirs
+    values = shadows.of(step.reads[0])
+    if values.is_complex():
+        return None
+    values = values.double()
     if step.name in operations.DECIDING:
         lost = _preferred(step, values, mine, theirs)
     elif step.name in operations.COMPARING:
-        sides = [shadows.of(t).double() if has_shadow(t) else t for t in operations.tensors_in(step.args[:2])]
-        other = sides[1] if len(sides) > 1 else step.args[1]
-        lost = (sides[0] - other).abs()
-    elif mine.dtype != torch.bool and mine.shape == values.shape:
-        lost = _from_whole(values, mine)
+        lost = _apart(step, values, shadows)
+    elif step.name in operations.SORTING_IN:
+        lost = _from_bucket(step, mine, shadows)
     else:
-        return None
+        lost = _from_whole(step, values, mine, shadows)
     if lost is None or lost.shape != mine.shape:
         return None
-    scale = values[torch.isfinite(values)].square().mean().sqrt()
-    found = lost[changed & torch.isfinite(lost)]
-    return float(found.max() / scale) if found.numel() and float(scale) > 0 else None
+    found = lost[(mine != theirs) & torch.isfinite(lost)]
+    return float(found.max()) if found.numel() else None
 
 
-def _preferred(step: Step, values: torch.Tensor, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor | None:
+def rounded(step: Step, low: torch.Tensor, shadows: Shadows) -> torch.Tensor | None:
+    """Return how far a shadow is from being rounded to the program's whole numbers `low`, in units of its rms.
+
+    A later cast decides by them, but no longer sees how near it was. None where the operation does not round so, or
+    where it rounds both to the same.
+    """
+    below, above = _REACH.get(step.name, (0.0, 0.0))
+    if below == above or step.kwargs.get("decimals") or torch.equal(low.to(shadows.wide(low.dtype)), shadows.of(low)):
+        return None
+    values, whole = shadows.of(step.reads[0]).double(), low.double()
+    if step.name == "aten.trunc":
+        return _in_units(_outside(values, *_cut(whole)), _rms(values))
+    return _in_units(_outside(values, whole + below, whole + above), _rms(values))
+
+
+def _preferred(step: Step, values: torch.Tensor, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """Return by how much the shadow's scores are better at its own choice than at the program's."""
-    given = operations.arguments(step.op, step.args, step.kwargs)
-    dim = given.get("dim")
+    dim = operations.arguments(step.op, step.args, step.kwargs).get("dim")
     if dim is None or values.ndim == 0:
-        flat, dim = values.reshape(-1), 0
-        at_mine, at_theirs = flat[mine.reshape(-1)].view_as(mine), flat[theirs.reshape(-1)].view_as(theirs)
-        return (at_theirs - at_mine).abs()
-    kept = [index if index.ndim == values.ndim else index.unsqueeze(dim) for index in (mine, theirs)]
-    at_mine, at_theirs = (values.gather(dim, index) for index in kept)
-    return (at_theirs - at_mine).abs().view_as(mine)
+        flat = values.reshape(-1)
+        lost = flat[theirs.reshape(-1)] - flat[mine.reshape(-1)]
+        return _in_units(lost.abs(), _rms(flat)).view_as(mine)
+    at_mine, at_theirs = (values.gather(dim, i if i.ndim == values.ndim else i.unsqueeze(dim)) for i in (mine, theirs))
+    return _in_units((at_theirs - at_mine).abs(), _rms(values, dim)).view_as(mine)
 
 
-def _from_whole(values: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Return how far values are from those that a cast makes these whole numbers of: it cuts towards zero."""
-    low = torch.where(whole > 0, whole, whole - 1).double()
-    high = torch.where(whole < 0, whole, whole + 1).double()
+def _apart(step: Step, values: torch.Tensor, shadows: Shadows) -> torch.Tensor:
+    """Return how far the two sides of a comparison are apart."""
+    one, other = (_wide(side, shadows) for side in step.args[:2])
+    return _in_units((one - other).abs(), _rms(values))
+
+
+def _from_bucket(step: Step, mine: torch.Tensor, shadows: Shadows) -> torch.Tensor | None:
+    """Return how far values are from the program's buckets; None where the borders are not plainly in order."""
+    given = operations.arguments(step.op, step.args, step.kwargs)
+    borders, values = given.get("boundaries", given.get("sorted_sequence")), given["self"]
+    if given.get("sorter") is not None or borders.ndim != 1 or not isinstance(values, torch.Tensor):
+        return None
+    borders, values = _wide(borders, shadows), _wide(values, shadows)
+    end = borders.new_full((1,), torch.inf)
+    borders = torch.cat([-end, borders, end])
+    whole = mine.long()
+    return _in_units(_outside(values, borders[whole], borders[whole + 1]), _rms(values))
+
+
+def _from_whole(step: Step, values: torch.Tensor, mine: torch.Tensor, shadows: Shadows) -> torch.Tensor | None:
+    """Return how far values are from those that a cast makes the program's whole numbers, or truths, of.
+
+    Values that were whole before have no distance of their own: there the rounding that made them so is asked.
+    """
+    if mine.shape != values.shape:
+        return None
+    memory = shadows.memory(step.reads[0])
+    if memory.rounded is not None and memory.rounded[0] == memory.made and memory.rounded[1].shape == mine.shape:
+        return memory.rounded[1]
+    if mine.dtype == torch.bool:
+        return _in_units(values.abs(), _rms(values))
+    seen = torch.isfinite(step.reads[0]) & (values != values.trunc())
+    return _in_units(_outside(values, *_cut(mine.double())), _rms(values)).where(seen, torch.nan)
+
+
+def _wide(value: Any, shadows: Shadows) -> Any:
+    """Return a tensor's shadow in float64, or a plain number as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (shadows.of(value) if has_shadow(value) else value).double()
+
+
+def _cut(whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the ends of the values that are cut towards zero to these whole numbers."""
+    return torch.where(whole > 0, whole, whole - 1), torch.where(whole < 0, whole, whole + 1)
+
+
+def _outside(values: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
     return torch.maximum(low - values, values - high).clamp(min=0.0)
+
+
+def _in_units(lost: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.where(lost == 0, lost, lost / scale)
+
+
+def _rms(values: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """Return the root mean square, along one dimension that is kept or of all, of what is neither bad nor masked."""
+    kept = values.abs() < _MASKED
+    squares = torch.where(kept, values, 0.0).square()
+    if dim is None:
+        return (squares.sum() / kept.sum()).sqrt()
+    return (squares.sum(dim, keepdim=True) / kept.sum(dim, keepdim=True)).sqrt()

@@ -233,7 +233,7 @@ class ShadowMode(TorchDispatchMode):
     def enter(self, stack: list[str]) -> None:
         """A module begins; each call of the model itself, which in `generate` is a step, is counted."""
         self.ordinals.enter()
-        if len(stack) == 1:
+        if stack == [""]:  # not an encoder, which `generate` calls before the first step
             self.notes.call += 1
 
     def at(self, clock: int) -> SiteKey:

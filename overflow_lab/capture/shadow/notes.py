@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from overflow_lab.capture.shadow import judge, operations
-from overflow_lab.capture.shadow.decisions import margin
+from overflow_lab.capture.shadow.decisions import margin, rounded
 from overflow_lab.capture.shadow.shadows import Memory, Shadows, has_shadow
 from overflow_lab.capture.shadow.sites import Event, Site, SiteKey, source_line
 from overflow_lab.capture.shadow.step import Step
@@ -28,6 +28,8 @@ class Notes:
     def look(self, step: Step, low: torch.Tensor, *, detail: str = "") -> None:
         """Compare a result with its shadow, and write down what is to be seen; `detail` names a cast tensor."""
         memory, shadow = self.shadows.memory(low), self.shadows.of(low)
+        if (lost := rounded(step, low, self.shadows)) is not None:
+            memory.rounded = step.key, lost
         if low.is_complex():  # infinities and signs are those of the two parts
             low, shadow = torch.view_as_real(low.resolve_conj()), torch.view_as_real(shadow.resolve_conj())
         elif low.itemsize == 1:

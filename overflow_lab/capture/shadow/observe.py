@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from overflow_lab.capture.noise import changed_decisions
 from overflow_lab.capture.outputs import Outputs, compare_outputs, is_ranked, mask_of
 from overflow_lab.capture.precisions import REFERENCE, Prepared
 from overflow_lab.capture.shadow.attribute import Attribution, Blame, Metric, centered, decisions, relative
@@ -96,7 +98,9 @@ class Observer:
             search = Attribution(self.low, self.base.model, call, log, made, metric)
             blame = search.find()
             if blame is not None:
-                yield _attribution(self.low.precision.name, name, blame)
+                dtype = self.low.precision.dtype
+                noise = changed_decisions(self.base, call, log, dtype) if name == "decisions" else None
+                yield dataclasses.replace(_attribution(self.low.precision.name, name, blame), noise=noise)
                 return
             if search.gave_up:
                 reason = f"which operation makes most of the error was not found in {search.runs} runs"
@@ -178,7 +182,9 @@ def _operation(precision: str, site: Site) -> OperationRow:
 def _event(precision: str, event: Event, mode: ShadowMode, call: Call, batch: int) -> EventRow:
     own = ("scalars", "cause", "harmed", "absorbed", "row", "rows", "carried")
     facts = {k: v for k, v in vars(event).items() if k not in own}
-    row, rows, beams = call.place(event.row, event.rows)
+    # A row of a weight or a buffer is no input's.
+    held = event.ordinal < 0 and event.detail not in dict(tensors(call.named(), "input"))
+    row, rows, beams = (event.row, event.rows, 0) if held else call.place(event.row, event.rows)
     cause = mode.notes.sites.get(event.cause) if event.cause else None
     return EventRow(
         precision,

@@ -33,6 +33,8 @@ CHOOSING = frozenset({"aten.topk", "aten.sort", "aten.max", "aten.min", "aten.kt
                       "aten.nanmedian", "aten.cummax", "aten.cummin"})  # fmt: skip
 # Integer results of these are decisions over scores.
 DECIDING = CHOOSING | {"aten.argmax", "aten.argmin", "aten.argsort"}
+# These sort values into buckets between borders.
+SORTING_IN = frozenset({"aten.bucketize", "aten.searchsorted"})
 COMPARING = frozenset({"aten.gt", "aten.lt", "aten.ge", "aten.le", "aten.eq", "aten.ne"})
 # Operations that make a non-finite value of a zero that should not be one.
 ZERO_SENSITIVE = frozenset({"aten.div", "aten.reciprocal", "aten.rsqrt", "aten.log", "aten.log2", "aten.log10",
@@ -88,7 +90,7 @@ def facts_of(op: Op) -> Facts:
         fills=name.rpartition(".")[2].rstrip("_") in _FILLING,
         overwrites=name in _OVERWRITING,
         pointwise=torch.Tag.pointwise in op.tags,
-        decides=name in DECIDING or name in COMPARING or name == "aten._to_copy",
+        decides=name in DECIDING | COMPARING | SORTING_IN or name == "aten._to_copy",
         writes=tuple((i, a.name) for i, a in changed if a.alias_info is not None and a.alias_info.is_write),
         hidden=_RUNNING if name in _BATCH_NORMS else (),
     )

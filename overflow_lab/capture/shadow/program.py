@@ -13,12 +13,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from overflow_lab.capture.shadow import operations
+from overflow_lab.capture.shadow.decisions import Decisions
 from overflow_lab.capture.shadow.shadows import has_shadow
 from overflow_lab.capture.shadow.sites import Ordinals, SiteKey
 
 
 class ProgramLog(TorchDispatchMode):
-    """Watches a program, by site: `scalars` of operations, what made `bad` values of good ones, what was `drawn`."""
+    """Watches a program, by site: `scalars` of operations, what made `bad` values of good ones, what was `drawn`.
+
+    `decisions` are all that it takes from floating values, in order.
+    """
 
     supports_higher_order_operators = True
 
@@ -29,6 +33,7 @@ class ProgramLog(TorchDispatchMode):
         self.scalars: dict[SiteKey, tuple[float, ...]] = {}
         self.bad: set[SiteKey] = set()
         self.drawn: dict[SiteKey, torch.Tensor] = {}
+        self.decisions = Decisions()
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -41,6 +46,9 @@ class ProgramLog(TorchDispatchMode):
         self.scalars.setdefault(key, operations.scalars_in(args, kwargs))
         if facts.draws:
             self.drawn.setdefault(key, operations.glimpse(result))
+        if facts.decides and any(has_shadow(t) for t in operations.tensors_in((args, kwargs))):
+            # Copies: the program may write into its own masks.
+            self.decisions.keep([t.clone() for t in operations.tensors_in(result) if not has_shadow(t)])
         if not facts.unset and any(
             has_shadow(t) and t.numel() and not bool(torch.isfinite(t).all()) for t in operations.tensors_in(result)
         ):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from overflow_lab.capture.buffers import kept_buffers
 from overflow_lab.capture.module_path import ModulePath
@@ -102,12 +103,19 @@ def plant(mode: ShadowMode, number: int, seed: Seed, *, synced: bool) -> None:
     mode.notes.look(step, low, detail=name)
 
 
-def log_program(prepared: Prepared, call: Call) -> ProgramLog:
-    """Run float32's own program and return what it does."""
+def log_program(prepared: Prepared, call: Call, weights: dict[str, torch.Tensor] | None = None) -> ProgramLog:
+    """Run float32's own program and return what it does; with other `weights` by name, a plain forward only."""
+
+    def with_weights(*args: Any, **kwargs: Any) -> Any:
+        return functional_call(prepared.model, weights or {}, args, kwargs)
+
     log = ProgramLog()
     path = ModulePath(prepared.model, lambda *_: log.ordinals.enter(), lambda *_: log.ordinals.leave())
     log.path = lambda: path.current
     reseed()
     with kept_buffers(prepared.model), path, prepared.context(), log:
-        call.cast(prepared).make(prepared.model)
+        output = call.cast(prepared).make(prepared.model if weights is None else with_weights)
+    for name, tensor in tensors(output, "output", caches=False):
+        if has_shadow(tensor) and is_ranked(name, tensor):
+            log.decisions.keep([tensor.argmax(-1)])
     return log

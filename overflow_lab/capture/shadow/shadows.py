@@ -39,13 +39,17 @@ def why_not(tensor: torch.Tensor) -> str:
 
 @dataclass
 class Memory:
-    """What is known of one storage: its shadow, element for element, the site that `made` it, marks of its values."""
+    """What is known of one storage: its shadow, element for element, the site that `made` it, marks of its values.
+
+    `rounded` holds, where whole numbers were made otherwise than the shadow's, the site and by what margin.
+    """
 
     dtype: torch.dtype
     flat: torch.Tensor
     weak: Any
     error: float = 0.0
     made: Any = None
+    rounded: tuple[Any, torch.Tensor] | None = None
     marks: dict[str, set[int]] = field(default_factory=dict)
 
 

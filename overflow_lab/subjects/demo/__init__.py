@@ -5,8 +5,12 @@ It reads number words and writes digits. How it was made stands in docs/demo.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+from overflow_lab.subjects.texts import built_in
 
 # All of three digits and more are numbers that training never saw (task.is_held_out).
 PROMPTS: tuple[str, ...] = (
@@ -42,3 +46,8 @@ ANSWERS: tuple[str, ...] = (
 def folder() -> Path:
     """Return the `save_pretrained` folder of the model and its tokenizer; AutoModelForSeq2SeqLM loads it."""
     return Path(str(files(__name__))) / "model"
+
+
+def built_in_texts(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the texts that a scan runs where none are given, by a recording's facts about its subject."""
+    return PROMPTS if facts.get("kind") == "demo" else built_in(str(facts.get("model_type", "")))
