@@ -73,6 +73,7 @@ def test_a_choice_is_measured_by_its_own_scores_whatever_the_others_are() -> Non
     chosen, best = (np.asarray(s.topk(2, -1)[1]) for s in (scores.bfloat16(), scores))
     assert event.changed == int((chosen != best).sum()) > 0
     assert event.margin == pytest.approx(lost(chosen, best, scores.double().numpy()), rel=1e-6)
+    assert event.margin is not None
     assert event.margin > 1e-4
 
 
@@ -252,7 +253,8 @@ class Coded(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return whole numbers, the shape of `x`."""
-        return (self.encoder(x) * 20 + 1000).round().long()
+        codes: torch.Tensor = (self.encoder(x) * 20 + 1000).round().long()
+        return codes
 
 
 def test_the_chain_tells_the_decision_that_changed_with_its_margin_and_its_first_place() -> None:

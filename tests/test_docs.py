@@ -20,7 +20,7 @@ from overflow_lab.cli.app import run
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-COMMANDS = ("scan", "report", "kernels")
+COMMANDS = ("scan", "report", "diff", "export", "kernels")
 BLOCK = "<!-- {name} -->\n\n```text\n{text}\n```\n\n<!-- /{name} -->"
 
 

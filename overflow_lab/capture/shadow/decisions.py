@@ -52,6 +52,7 @@ def margin(step: Step, mine: torch.Tensor, theirs: torch.Tensor, shadows: Shadow
     if values.is_complex():
         return None
     values = values.double()
+    lost: torch.Tensor | None
     if step.name in operations.DECIDING:
         lost = _preferred(step, values, mine, theirs)
     elif step.name in operations.COMPARING:
@@ -102,7 +103,8 @@ def _from_bucket(step: Step, mine: torch.Tensor, shadows: Shadows) -> torch.Tens
     """Return how far values are from the program's buckets; None where the borders are not plainly in order."""
     given = operations.arguments(step.op, step.args, step.kwargs)
     borders, values = given.get("boundaries", given.get("sorted_sequence")), given["self"]
-    if given.get("sorter") is not None or borders.ndim != 1 or not isinstance(values, torch.Tensor):
+    plain = isinstance(borders, torch.Tensor) and borders.ndim == 1 and given.get("sorter") is None
+    if not plain or not isinstance(values, torch.Tensor):
         return None
     borders, values = _wide(borders, shadows), _wide(values, shadows)
     end = borders.new_full((1,), torch.inf)
