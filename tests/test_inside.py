@@ -96,6 +96,17 @@ def test_an_event_in_generate_is_dated_by_step_and_beam(base: Prepared) -> None:
     assert bad[0].call == -1  # the encoder, which generate calls before the first step
 
 
+@torch.no_grad()
+def test_a_beam_search_that_ranks_otherwise_tells_step_input_and_margin(base: Prepared) -> None:
+    low = prepare(SUBJECT, parse_precision("bfloat16"))
+    events = [row for row in Observer(base, low).observe(call(), 0, off=True) if isinstance(row, EventRow)]
+    ranked = [row for row in events if (row.event, row.module, row.op) == ("decision", "", "aten.topk")]
+    assert ranked
+    assert all(0 <= row.call < BEAM["max_new_tokens"] and (row.rows, row.beams) == (2, 1) for row in ranked)
+    # Beams that have not begun have scores of -1e9, in whose units every margin would be nothing.
+    assert all(row.margin is not None and 1e-5 < row.margin < 0.1 for row in ranked)
+
+
 def test_the_row_of_a_bad_value_is_its_index_along_the_first_dimension() -> None:
     mask = torch.zeros(4, 3, 2, dtype=torch.bool)
     mask[2, 1, 1] = mask[3] = True

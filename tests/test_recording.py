@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import math
@@ -58,6 +59,9 @@ ROWS: list[Any] = [
         "float16", "a", "aten.mm", 0, 3, "float16", 2, 100, nonfinite=1, absmax=1e6, error=math.inf, error_in=0.1
     ),
     EventRow("float16", "bad", "a", "aten.mm", 0, 3, "forward", 0, 0, inf=1, value=1e6, harmed=("b", "aten.add")),
+    EventRow(
+        "float16", "decision", "a", "aten.topk", 0, 4, "beam", 0, 3, changed=2, row=4, rows=6, beams=3, margin=0.5
+    ),
     AttributionRow("float16", "relative", 0.5, "a", "aten.add", 1, 0.9, 12, amplifier=("b", "aten.sub")),
     NoiseRow("bfloat16", 0.01),
     StepRow("float16", "beam", 0, 1, 2, (3.5, 0.0), (0, 9), (0.25, None)),
@@ -230,3 +234,10 @@ def test_there_is_a_sample_of_every_format() -> None:
 
 def test_plain_text_in_other_scripts_is_kept_readable() -> None:
     assert "fünf" in dump({"text": "fünf"})
+
+
+def test_events_of_two_calls_add_up_to_the_earlier_place_and_the_largest_margin() -> None:
+    first = EventRow("float16", "decision", "a", "aten.topk", 0, 4, "beam", 0, 3, changed=2, row=4, rows=6, beams=3)
+    later = dataclasses.replace(first, batch=1, call=5, changed=1, row=0, margin=0.25)
+    last = dataclasses.replace(first, batch=2, margin=0.125)
+    assert first + later + last == dataclasses.replace(first, changed=5, margin=0.25)
