@@ -261,6 +261,8 @@ def test_the_hub_is_told_nothing_but_versions_and_the_users_choice_is_kept(monke
 
 def test_the_package_itself_opens_no_connection() -> None:
     """Whatever is fetched is fetched by transformers and its hub client, for a model that was named."""
-    asks = re.compile(r"^\s*(?:import|from) (?:requests|urllib(?!\.parse)|http|httpx|aiohttp|socket)\b", flags=re.MULTILINE)
+    asks = re.compile(
+        r"^\s*(?:import|from) (?:requests|urllib(?!\.parse)|http|httpx|aiohttp|socket)\b", flags=re.MULTILINE
+    )
     files = (ROOT / "overflow_lab").rglob("*.py")
     assert [path.name for path in files if asks.search(path.read_text(encoding="utf-8"))] == []
