@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import overflow_lab
 from overflow_lab.analysis import analyze
 from overflow_lab.analysis.numbers import module_name, number, percent
 from overflow_lab.analysis.results import Diagnosis, Verdict
@@ -94,3 +97,30 @@ def test_zero_percent_is_said_only_of_zero(share: float) -> None:
 
 def test_the_root_has_no_path() -> None:
     assert (module_name(""), module_name("a.b")) == ("the model itself", "`a.b`")
+
+
+def test_an_output_that_nobody_understands_is_not_called_right() -> None:
+    class Box:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+    class Boxed(nn.Linear):
+        def forward(self, input: torch.Tensor) -> Box:  # type: ignore[override]
+            return Box(super().forward(input))
+
+    found = overflow_lab.scan(Boxed(4, 4).eval(), {"input": torch.ones(2, 4)}, precisions=("float16",))
+    assert "nothing of its output could be compared" in found.verdicts["float16"].reason
+
+
+def test_a_running_sum_is_said_to_lose_little_by_little() -> None:
+    class Counter(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            total = torch.zeros_like(x[0])
+            for row in x:
+                total = total + row
+            return total
+
+    found = overflow_lab.scan(Counter(), {"x": torch.full((600, 8), 1.1)}, precisions=("bfloat16",))
+    verdict = found.verdicts["bfloat16"]
+    assert verdict.mechanism == "swamped-add"
+    assert "little by little, over 600 calls" in verdict.reason

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from overflow_lab.analysis.index import Index, role
 from overflow_lab.analysis.mechanisms import CAST, NAN_ANYWAY
-from overflow_lab.analysis.numbers import against, number, percent, place
+from overflow_lab.analysis.numbers import against, contribution, number, percent, place
 from overflow_lab.analysis.origins import bad_rows
 from overflow_lab.analysis.results import Effect, Finding, Link, Origin
 from overflow_lab.formats import FORMATS
@@ -195,8 +195,8 @@ def _rounded(found: Index, finding: Finding) -> Iterator[Link]:
         text = "is left with little else than rounding: its terms are nearly equal"
         yield _plain(finding, text) if blamed else Link("amplifier", text, amplifier.module, amplifier.op)
     what = {"decisions": "the changed decisions", "centered": "the error in what sets the outputs apart"}
-    part = "all" if row.share >= 1 else percent(row.share)
-    text = f"makes {part} of {what.get(row.metric, 'the error')} alone{_grown(found, row)}"
+    calls = found.calls(row.precision, row.module, row.op)
+    text = contribution(row.share, calls, what.get(row.metric, "the error")) + _grown(found, row)
     if blamed:
         yield Link("cause", text + _of_tensor(row.detail), row.module, row.op)
     else:

@@ -55,6 +55,11 @@ class Index:
         rows = self.ranges.get(precision, {}).values()
         return [row for row in rows if not row.module and role(row.port) == "output"]
 
+    def calls(self, precision: str, module: str, op: str) -> int:
+        """Return how often the shadow run saw a module's code do an operation of that name."""
+        sites = self.operations.get(precision, {}).items()
+        return sum(row.calls for (path, name, _), row in sites if (path, name) == (module, op))
+
     def class_name(self, module: str) -> str:
         """Return a module's class, "" where the recording does not have it."""
         row = self.modules.get(module)

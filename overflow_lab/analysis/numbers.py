@@ -6,6 +6,9 @@ import math
 
 from overflow_lab.recording import EventRow
 
+# A share this small, of an operation that runs more often than this, is that of one turn of a loop.
+_LITTLE, _LOOPED = 0.1, 16
+
 
 def number(value: float | None) -> str:
     """Return a number as a person writes it: 547,171 or 65,504 or 0.00031 or 3.2e+09."""
@@ -41,6 +44,16 @@ def against(precision: str) -> str:
 def module_name(path: str) -> str:
     """Return a module's path for a sentence; the root has none."""
     return f"`{path}`" if path else "the model itself"
+
+
+def contribution(share: float, calls: int, what: str) -> str:
+    """Return what an operation makes of an error: by itself, or, where it runs in a loop, call by call.
+
+    Later roundings may cancel, so that one alone can make more than the whole: that is said as the whole.
+    """
+    if share < _LITTLE and calls > _LOOPED:
+        return f"makes {what} little by little, over {calls:,} calls"
+    return f"makes {'all' if share >= 1 else percent(share)} of {what} alone"
 
 
 def place(event: EventRow) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from overflow_lab.analysis import mechanisms
 from overflow_lab.analysis.effects import is_imprecise
 from overflow_lab.analysis.index import REFERENCE, Index
-from overflow_lab.analysis.numbers import against, module_name, number, percent, place
+from overflow_lab.analysis.numbers import against, contribution, module_name, number, percent, place
 from overflow_lab.analysis.origins import bad_rows
 from overflow_lab.analysis.results import Effect, Finding, Origin
 from overflow_lab.formats import FORMATS, integer_limit
@@ -210,8 +210,8 @@ def _rounding(found: Index, precision: str, row: AttributionRow, severity: str) 
             largest=site.absmax if site else 0.0,
             decides=row.metric == "decisions",
         )
-    part = percent(min(row.share, 1.0))  # later roundings may cancel: one alone can make more than the whole
-    message = f"{_off(found, row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}makes {part} of it alone: "
+    made = contribution(row.share, found.calls(precision, row.module, row.op), "it")
+    message = f"{_off(found, row)} {module_name(origin.module)}, {origin.op}, {_tensor(row)}{made}: "
     message += mechanisms.MECHANISMS[mechanism].what + "."
     evidence = {"metric": row.metric, "share": row.share, "ways_out": mechanisms.MECHANISMS[mechanism].ways_out}
     if row.metric == "decisions" and (event := found.clearest(precision)) is not None:
