@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from rich.console import Console
 
 from overflow_lab import compare
@@ -198,6 +199,8 @@ def test_a_browser_shows_the_page_without_sideways_scrolling(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.locator("h1").inner_text().replace("\u200b", "").count("→") == 1
         assert page.locator("table.changes tbody tr").count() == 72
+        found = Axe().run(page).response["violations"]
+        assert [(v["id"], [node["html"][:120] for node in v["nodes"][:3]]) for v in found] == []
 
 
 def test_a_hostile_page_runs_nothing_in_a_browser(browser_page: OpenPage, tmp_path: Path) -> None:

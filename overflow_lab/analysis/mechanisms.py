@@ -258,7 +258,8 @@ def of_unsupported(message: str) -> str:
     text = message.lower()
     if "without overflow" in text:
         return "constant-does-not-fit"
-    clash = any(said in text for said in ("same dtype", "should be the same", "expected scalar type", "expected dtype"))
+    clashes = ("same dtype", "should be the same", "expected scalar type", "expected dtype", "mixed dtype")
+    clash = any(said in text for said in clashes)
     return "dtype-clash" if clash else "kernel-missing"
 
 

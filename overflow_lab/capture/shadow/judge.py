@@ -9,7 +9,7 @@ import torch
 
 # A finite value that came of a bad one is wrong when it is off by more than this share of its own shadow, plus this
 # share of the root mean square of the shadow around it: far above any rounding, below what a clamp or silent zero does.
-_OFF, _OFF_RMS = 0.1, 0.05
+_OFF, _OFF_RMS = 0.05, 0.05
 LOW = (torch.float16, torch.bfloat16)
 HALVES = (*LOW, torch.complex32)
 
