@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from overflow_lab.analysis.comparison import Comparison
 from overflow_lab.report import diff, text
-from overflow_lab.report.markdown import LIMIT, code, prose
+from overflow_lab.report.markdown import LIMIT, code, folded, prose, table
 
 # Rows of each folded table: fewer where names are so long that more would not fit.
 _CAPS = (60, 25, 8, 0)
-_PIPE = re.compile(r"(\\*)\|")
 
 
 def render(comparison: Comparison) -> str:
@@ -33,9 +31,7 @@ def _lines(comparison: Comparison, cap: int) -> Iterator[str]:
         yield from _verdict(line)
     lines = diff.sites(comparison, cap=cap)
     if lines:
-        yield from _folded(
-            f"{len(lines)} of {text.plural(len(comparison.changed), 'site')} that changed", _sites(lines)
-        )
+        yield from folded(f"{len(lines)} of {text.plural(len(comparison.changed), 'site')} that changed", _sites(lines))
     for side in ("before", "after"):
         yield from _listed(f"Only {side}", [code(name) for name in diff.only(comparison, side)], cap)
     yield from _listed("Renamed", [f"{code(old)} → {code(new)}" for old, new in diff.renames(comparison)], cap)
@@ -52,7 +48,7 @@ def _lines(comparison: Comparison, cap: int) -> Iterator[str]:
 def _verdict(line: diff.VerdictLine) -> Iterator[str]:
     yield f"**{line.shape} {prose(line.precision)}: {prose(line.headline)}, {line.judged}**"
     yield ""
-    yield from _table(
+    yield from table(
         ("", "before", "after"),
         [
             *((prose(fact.label), *_sides(fact)) for fact in line.facts),
@@ -81,28 +77,10 @@ def _sites(lines: Sequence[diff.SiteLine]) -> list[str]:
         )
         for line in lines
     ]
-    return _table(("", "precision", "module", "why", "headroom, bits", "bits kept", "NaN, inf"), rows)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rule = "|" + " --- |" * len(head)
-    return [_row(head), rule, *(_row(row) for row in rows)]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_PIPE.sub(_escaped_pipe, cell) for cell in cells) + " |"
-
-
-def _escaped_pipe(found: re.Match[str]) -> str:
-    """Return a pipe that divides no cells. Renderers differ about backslashes before it: they are kept away."""
-    return f"{found[1]}\u200b\\|" if found[1] else "\\|"
+    return table(("", "precision", "module", "why", "headroom, bits", "bits kept", "NaN, inf"), rows)
 
 
 def _listed(title: str, lines: Sequence[str], cap: int) -> Iterator[str]:
     if lines:
         more = [f"- and {len(lines) - cap:,} more"] if len(lines) > cap else []
-        yield from _folded(f"{title}: {len(lines):,}", [*(f"- {line}" for line in lines[:cap]), *more])
-
-
-def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
-    yield from ("<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>", "")
+        yield from folded(f"{title}: {len(lines):,}", [*(f"- {line}" for line in lines[:cap]), *more])

@@ -80,7 +80,7 @@ def _lines(recording: Recording, diagnosis: Diagnosis, cap: int) -> Iterator[str
     yield ""
     if unfinished := summary.banner(recording):
         yield from (f"> {prose(unfinished)}", "")
-    yield from _table(("precision", "verdict", "module", "operation"), [_row(card) for card in cards])
+    yield from table(("precision", "verdict", "module", "operation"), [_row(card) for card in cards])
     yield from ("", f"Seen on {_plain(summary.basis(recording))}.", "")
     for card in cards:
         if card.severity != "none":
@@ -89,7 +89,7 @@ def _lines(recording: Recording, diagnosis: Diagnosis, cap: int) -> Iterator[str
     yield from _folded_layers(recording, cap)
     yield from _folded_answers(recording)
     yield from _folded_blind_spots(recording, cap)
-    yield from _folded("Environment", list(_environment(recording)))
+    yield from folded("Environment", list(_environment(recording)))
 
 
 def _row(card: summary.Card) -> list[str]:
@@ -119,7 +119,7 @@ def _folded_findings(diagnosis: Diagnosis, cap: int) -> Iterator[str]:
     ]
     if len(found) > 1 and rows:
         title = f"{_of(len(rows), len(found))} findings"
-        yield from _folded(title, _table(("precision", "mechanism", "module", "operation", "what"), rows))
+        yield from folded(title, table(("precision", "mechanism", "module", "operation", "what"), rows))
 
 
 def _folded_layers(recording: Recording, cap: int) -> Iterator[str]:
@@ -139,14 +139,14 @@ def _folded_layers(recording: Recording, cap: int) -> Iterator[str]:
         for name in names:
             cells += [text.bits(row[f"bits_{name}"]), tables.nonfinite_cell(row[f"nonfinite_{name}"]).text]
         rows.append(cells)
-    yield from _folded(f"{_of(len(rows), len(layers))} layers, the worst first", _table(head, rows))
+    yield from folded(f"{_of(len(rows), len(layers))} layers, the worst first", table(head, rows))
 
 
 def _folded_answers(recording: Recording) -> Iterator[str]:
     tally = tables.answer_table(recording).tally
     rows = [[code(p), _plain(text.visible(s, 40)), f"{a:,}", f"{b:,}", f"{c:,}"] for p, s, a, b, c in tally]
     if rows:
-        yield from _folded("Generated answers", _table(("precision", "search", "same", "changed", "failed"), rows))
+        yield from folded("Generated answers", table(("precision", "search", "same", "changed", "failed"), rows))
 
 
 def _folded_blind_spots(recording: Recording, cap: int) -> Iterator[str]:
@@ -154,19 +154,20 @@ def _folded_blind_spots(recording: Recording, cap: int) -> Iterator[str]:
     shown = found[: max(cap, 3)]
     lines = [f"- {prose(reason)}: {_plain(text.shorten(modules, 300))}" for reason, modules in shown]
     if lines:
-        yield from _folded(f"What the scan could not see ({_of(len(shown), len(found))})", lines)
+        yield from folded(f"What the scan could not see ({_of(len(shown), len(found))})", lines)
 
 
 def _of(shown: int, total: int) -> str:
     return f"{shown:,} of {total:,}" if shown < total else f"{total:,}"
 
 
-def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
+def folded(title: str, lines: Sequence[str]) -> Iterator[str]:
     """Yield lines behind a heading that opens them; the empty line after it lets Markdown begin again."""
     yield from (f"<details><summary>{_plain(title)}</summary>", "", *lines, "", "</details>", "")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table whose cells are Markdown already; a pipe in them divides none."""
     made = [_line(head), _line(["---"] * len(head))]
     return made + [_line(row) for row in rows]
 
