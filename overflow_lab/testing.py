@@ -16,7 +16,7 @@ from overflow_lab.capture.precisions import parse_precisions
 from overflow_lab.errors import UsageError
 from overflow_lab.formats import FORMATS, FloatFormat
 from overflow_lab.formats import headroom_bits as headroom
-from overflow_lab.recording import Recording
+from overflow_lab.recording import BlindSpotRow, Recording
 from overflow_lab.report import summary, text
 from overflow_lab.scan import Scan, scan
 
@@ -68,10 +68,15 @@ class _Fault:
 
 def _fault(found: Scan, precision: str, bits: float) -> _Fault | None:
     """Return why a precision does not fit, None where it does."""
-    verdict = found.verdicts[precision]
+    verdict = found.verdicts.get(precision)
+    if verdict is None:  # float32 without its shadow run
+        spots = found.recording.of(BlindSpotRow)
+        return _Fault(
+            f"{precision} was not judged", tuple(("why", s.reason) for s in spots if s.precision == precision)
+        )
     if verdict.verdict != "ok":
         return _broken(found, precision)
-    if verdict.effect.nonfinite is None and not verdict.effect.answers:  # comparing nothing proves nothing
+    if not verdict.effect.compared:
         why = "What the model returns could not be compared with float32; let it return tensors, dicts or tuples."
         return _Fault(f"{precision} shows nothing", (("why", why),))
     outputs = _outputs(found.recording, precision)

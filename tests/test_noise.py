@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import overflow_lab
-from overflow_lab.capture.noise import changed_decisions, rounded_weights, stochastically_rounded
+from overflow_lab.capture.noise import rounded_weights, stochastically_rounded
 from overflow_lab.capture.precisions import parse_precision, prepare
+from overflow_lab.capture.shadow.attribute import changed_decisions
 from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.run import log_program
 from overflow_lab.formats import FORMATS, round_to

@@ -225,3 +225,9 @@ def test_the_page_shows_the_demo_as_the_readme_does() -> None:
         found = re.search(fact, facts)
         assert found
         assert found.group(found.lastindex or 0) in readme
+
+
+def test_float32_that_nobody_judged_does_not_fit() -> None:
+    with pytest.raises(AssertionError, match="float32 was not judged"):
+        assert_fits(nn.Linear(4, 4).eval(), {"input": torch.ones(2, 4)}, "float32", level="module")
+    assert_fits(nn.Linear(4, 4).eval(), {"input": torch.ones(2, 4)}, "float32")

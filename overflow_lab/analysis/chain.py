@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from overflow_lab.analysis.index import Index, role
 from overflow_lab.analysis.mechanisms import CAST, NAN_ANYWAY
-from overflow_lab.analysis.numbers import against, contribution, number, percent, place
+from overflow_lab.analysis.numbers import against, clearness, contribution, number, percent, place, step
 from overflow_lab.analysis.origins import bad_rows
 from overflow_lab.analysis.results import Effect, Finding, Link, Origin
 from overflow_lab.formats import FORMATS
@@ -154,7 +154,8 @@ def _when(event: EventRow) -> str:
     """Return the step of a generation and the input or beam at which it happened first; "" in a plain forward."""
     if event.run == "forward":
         return ""
-    said = [f"step {event.call}" if event.call >= 0 else "", place(event)]
+    number_of_step = step(event)
+    said = ["" if number_of_step is None else f"step {number_of_step}", place(event)]
     return "".join(f", {part}" for part in said if part)
 
 
@@ -207,9 +208,7 @@ def _decided(event: EventRow | None) -> Iterator[Link]:
     """Yield the decision that changed most clearly: by what margin float32 makes it, and where it changed first."""
     if event is None:
         return
-    text = f"makes {event.changed:,} of {event.elements:,} decisions otherwise"
-    if event.margin is not None:
-        text += f", which {against(event.precision)} makes by at most {percent(event.margin)} of its scores' size"
+    text = f"makes {event.changed:,} of {event.elements:,} decisions otherwise{clearness(event)}"
     where = _when(event) if event.run != "forward" else f", {place(event)}" if place(event) else ""
     yield Link("harm", text + (f"; first at{where[1:]}" if where else ""), event.module, event.op, event.source)
 

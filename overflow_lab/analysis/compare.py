@@ -38,7 +38,7 @@ def compare(before: Any, after: Any = None, *, precisions: Iterable[str] | str |
     new = old if after is None else _recording(after)
     names = [precisions] if isinstance(precisions, str) else None if precisions is None else list(precisions)
     pairs = _of_one(old, names) if after is None else _of_two(old, new, names)
-    return _Comparer(old, new).compare(pairs)
+    return _Comparer(old, new).compare(pairs, all_judged=names is None)
 
 
 def _recording(given: Any) -> Recording:
@@ -116,11 +116,14 @@ class _Comparer:
         self.places = (_places(self.before), _places(self.after))
         self.pairs = align(*self.places)
 
-    def compare(self, precisions: Sequence[Pair]) -> Comparison:
+    def compare(self, precisions: Sequence[Pair], *, all_judged: bool) -> Comparison:
+        """Compare these precisions, with `all_judged` float32 too where both recordings judge it itself."""
         before, after = self.recordings
         diagnoses = [analyze(recording) for recording in self.recordings]
         matches = list(self._matches())
-        precisions = [*self._judged_float32(diagnoses, precisions), *precisions]
+        own = (REFERENCE, REFERENCE)
+        if all_judged and own not in precisions and all(REFERENCE in d.verdicts for d in diagnoses):
+            precisions = [own, *precisions]
         sides = _sides(before, after, precisions[0])
         given = differences.inputs(self.before, self.after, self.pairs)
         return Comparison(
@@ -132,15 +135,6 @@ class _Comparer:
             weights=differences.weights(self.before, self.after, self.pairs),
             notes=tuple(self._notes(precisions, bool(given), len(matches))),
         )
-
-    def _judged_float32(self, diagnoses: Sequence[Diagnosis], precisions: Sequence[Pair]) -> list[Pair]:
-        """Return float32's pair where both recordings judge float32 itself and it was not asked for."""
-        judged = all(REFERENCE in diagnosis.verdicts for diagnosis in diagnoses)
-        return [(REFERENCE, REFERENCE)] if judged and self._all_asked(precisions) else []
-
-    def _all_asked(self, precisions: Sequence[Pair]) -> bool:
-        both = set(self.recordings[0].header.precisions) & set(self.recordings[1].header.precisions)
-        return {(name, name) for name in both - {REFERENCE}} == set(precisions)
 
     def _matches(self) -> Iterator[_Match]:
         """Yield every output of every module, in the order of execution before; those only after come after others."""

@@ -56,6 +56,18 @@ def contribution(share: float, calls: int, what: str) -> str:
     return f"makes {'all' if share >= 1 else percent(share)} of {what} alone"
 
 
+def clearness(event: EventRow) -> str:
+    """Return by what margin a decision that changed is made otherwise, as the end of a sentence; "" if unknown."""
+    if event.margin is None:
+        return ""
+    return f", which {against(event.precision)} makes by at most {percent(event.margin)} of its scores' size"
+
+
+def step(event: EventRow) -> int | None:
+    """Return the step of a generation in which something happened; None in a plain forward, or before the first."""
+    return None if event.run == "forward" or event.call < 0 else event.call
+
+
 def place(event: EventRow) -> str:
     """Return where among the inputs something happened first: "input 2 of 4, beam 1"; "" where there is one input."""
     if not event.beams:

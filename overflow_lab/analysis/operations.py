@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from overflow_lab.analysis import mechanisms
 from overflow_lab.analysis.effects import is_imprecise
 from overflow_lab.analysis.index import REFERENCE, Index
-from overflow_lab.analysis.numbers import against, contribution, module_name, number, percent, place
+from overflow_lab.analysis.numbers import against, clearness, contribution, module_name, number, percent, place, step
 from overflow_lab.analysis.origins import bad_rows
 from overflow_lab.analysis.results import Effect, Finding, Origin
 from overflow_lab.formats import FORMATS, integer_limit
@@ -180,7 +180,7 @@ def _attribution(found: Index, precision: str) -> AttributionRow | None:
 def _attributed(found: Index, precision: str, effect: Effect, severity: str) -> Finding | None:
     """Return the finding of the operation whose rounding makes the error, where the error counts."""
     row = _attribution(found, precision)
-    if row is None or (row.metric == "centered" and (row.share < _ALONE or _conditioned(found, row))):
+    if row is None or (row.metric == "centered" and (row.share < _ALONE or _any_rounding_does(found, row))):
         return None
     known = row.metric == "decisions" or effect.relative_error is not None
     if row.metric != "centered" and known and not is_imprecise(effect, found.format_of(precision)):
@@ -188,7 +188,7 @@ def _attributed(found: Index, precision: str, effect: Effect, severity: str) -> 
     return _rounding(found, precision, row, severity)
 
 
-def _conditioned(found: Index, row: AttributionRow) -> bool:
+def _any_rounding_does(found: Index, row: AttributionRow) -> bool:
     """Return whether a random rounding of the weights loses as much of what sets an output's elements apart."""
     floors = [noise.spread_error for noise in found.recording.of(NoiseRow) if noise.precision == row.precision]
     return any(row.total <= TOLERATED_NOISE * floor for floor in floors)
@@ -235,17 +235,10 @@ def _tensor(row: AttributionRow) -> str:
 
 def _off(found: Index, row: AttributionRow) -> str:
     if row.metric == "decisions":
-        return f"{row.total:,.0f} decisions inside the model change{_clearest(found, row.precision)}."
+        event = found.clearest(row.precision)
+        return f"{row.total:,.0f} decisions inside the model change{clearness(event) if event else ''}."
     what = "of its own spread" if row.metric == "centered" else ""
     return f"The output is off by {percent(row.total)}{' ' + what if what else ''}."
-
-
-def _clearest(found: Index, precision: str) -> str:
-    """Return by what margin float32 made the clearest of the decisions that changed."""
-    event = found.clearest(precision)
-    if event is None or event.margin is None:
-        return ""
-    return f", which {against(precision)} makes by at most {percent(event.margin)} of its scores' size"
 
 
 def _flush(precision: str, row: AttributionRow, share: float, severity: str) -> Finding:
@@ -269,7 +262,7 @@ def _evidence(event: EventRow) -> dict[str, object]:
         ("source", event.source),
         ("run", event.run),
         ("batch", event.batch),
-        ("step", None if event.run == "forward" or event.call < 0 else event.call),
+        ("step", step(event)),
         ("place", place(event)),
         ("margin", event.margin),
         ("harmed", None if event.harmed is None else ", ".join(event.harmed)),

@@ -62,6 +62,11 @@ class Effect:
     conditioned: bool = False
 
     @property
+    def compared(self) -> bool:
+        """Whether anything of the output was compared: without it nothing is proven."""
+        return self.nonfinite is not None or bool(self.answers)
+
+    @property
     def overruled_decisions(self) -> float:
         """The share of decisions that changed although float32 was clear about them."""
         return (self.changed_decisions or 0.0) - (self.tied_decisions or 0.0)

@@ -83,7 +83,7 @@ def _fine(found: Index, precision: str, reached: Effect) -> str:
         same = reached.answers - reached.changed_answers - reached.failed_answers
         ties = f" ({reached.tied_answers} others part at near ties)" if reached.tied_answers else ""
         parts.append(f"{same} of {reached.answers} answers are the same{ties}")
-    if reached.nonfinite is None and not reached.answers:
+    if not reached.compared:
         parts.append("but nothing of its output could be compared: see the blind spots")
     first = f"nothing breaks on {inputs} inputs" if nan else f"everything is finite on {inputs} inputs"
     return ", ".join([first, *parts]) + "."

@@ -53,14 +53,14 @@ def capture_call(
     # A recorder without a file: it makes the inputs that the scan had, decoder inputs among them.
     recorder = Recorder(subject, (), Writer(None, header))
     with kept_random_state(), torch.no_grad():
-        base = recorder._watched(parse_precision(REFERENCE))
+        base = recorder.watched(parse_precision(REFERENCE))
         wide = _module(base.prepared.model, path)
         weights = {name: tensor.detach().clone().cpu().contiguous() for name, tensor in _state(wide)}
         given = next((b for number, b in enumerate(subject.batches) if number == batch), None)
         if given is None:
             raise OverflowLabError(f"there is no batch {batch} to run again; the inputs were fewer this time.")
-        reference = recorder._one_reference(base, batch, given)
-        low = base if precision == REFERENCE else recorder._watched(parse_precision(precision))
+        reference = recorder.reference(base, batch, given)
+        low = base if precision == REFERENCE else recorder.watched(parse_precision(precision))
         narrow = _module(low.prepared.model, path)
         calls = _Calls()
         with calls.watching(narrow):

@@ -14,14 +14,10 @@ from torch import nn
 from torch.func import functional_call
 
 from overflow_lab.capture.buffers import kept_buffers
-from overflow_lab.capture.outputs import Outputs, compare_outputs, compared, outputs_of
+from overflow_lab.capture.outputs import Outputs, compare_outputs, compared, outputs_of, spread_error
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.runs import Reference
-from overflow_lab.capture.shadow.attribute import spread_error
-from overflow_lab.capture.shadow.call import Call
-from overflow_lab.capture.shadow.program import ProgramLog
-from overflow_lab.capture.shadow.run import log_program
 from overflow_lab.formats import FORMATS, FloatFormat
 from overflow_lab.recording import NoiseRow
 
@@ -47,27 +43,6 @@ def noise_row(base: Prepared, reference: Reference, precision: str, format_name:
     judged = [p for p in compared(expected) if p in moved and moved[p].shape == expected[p].shape]
     spreads = [spread_error(moved[p], expected[p]) for p in judged if expected[p].is_floating_point()]
     return NoiseRow(precision, max(errors), max(spreads, default=0.0)) if errors else None
-
-
-def changed_decisions(base: Prepared, call: Call, log: ProgramLog, format_name: str) -> int | None:
-    """Return how many of the decisions in `log`, float32's own, one random rounding of the weights changes.
-
-    They are compared one by one, as far as both programs take the same way. None where the model cannot be called with
-    other weights. Costs one float32 forward and a copy of the weights.
-    """
-    weights = rounded_weights(base.model, FORMATS[format_name])
-    try:
-        moved = log_program(base, call, weights)
-    except MemoryError:
-        raise
-    except Exception:
-        return None
-    changed = 0
-    for before, after in zip(log.decisions.kept, moved.decisions.kept, strict=False):
-        if before.shape != after.shape:
-            break
-        changed += int((before != after).sum())
-    return changed
 
 
 def rounded_weights(model: nn.Module, fmt: FloatFormat) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +18,11 @@ from overflow_lab.subjects.containers import tensors
 
 # Outputs by these names are scores over choices: the largest of each last dimension is what the model decides.
 _SCORES = ("logits", "scores", "probs", "probabilities")
+# The elements of outputs by these parts of a name are compared with each other, whether or not the largest is chosen.
 _COMPARED = ("logit", "score", "prob", "simil")
 _CHUNK = 1 << 22
+# Fewer values than these have no spread to speak of.
+_SOME = 8
 # Elements that share the largest value of a row and still are a tie.
 _FEW = 3
 
@@ -116,6 +120,31 @@ def compared(ports: Iterable[str]) -> set[str]:
     """
     names = list(ports)
     return set(names) if len(names) == 1 else {p for p in names if p == "output[0]" or any(n in p for n in _COMPARED)}
+
+
+def whole_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the error of a tensor relative to it, over what is finite in `wanted`; inf where `got` is not there."""
+    return _ratio(got, wanted, centered=False)
+
+
+def spread_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the error of a tensor relative to its spread around its mean; 0 where there are too few values for one."""
+    return _ratio(got, wanted, centered=True) if wanted.numel() >= _SOME else 0.0
+
+
+def _ratio(got: torch.Tensor, wanted: torch.Tensor, *, centered: bool) -> float:
+    a, b = got.double(), wanted.double()
+    kept = torch.isfinite(b)
+    if not bool(torch.isfinite(a[kept]).all()):
+        return math.inf
+    a, b = a[kept], b[kept]
+    if not b.numel():
+        return 0.0
+    off, around = (a - b, b) if not centered else (a - b - (a - b).mean(), b - b.mean())  # to move all alike loses none
+    error, scale = float(off.square().sum()), float(around.square().sum())
+    if centered and scale < 1e-12 * float(b.square().sum()):
+        return 0.0  # a constant has no spread to lose
+    return math.sqrt(error / scale) if scale > 0 else 0.0 if error == 0 else math.inf
 
 
 def is_ranked(port: str, tensor: torch.Tensor) -> bool:

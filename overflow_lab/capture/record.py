@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from overflow_lab.capture import runs
 from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows
 from overflow_lab.capture.inside import Inside
 from overflow_lab.capture.model_rows import module_rows, uncalled_rows
@@ -18,7 +19,7 @@ from overflow_lab.capture.outputs import compare_outputs, has_nan
 from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.precisions import REFERENCE, Precision, device_of, parse_precision, prepare
 from overflow_lab.capture.randomness import kept_random_state
-from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
+from overflow_lab.capture.runs import Reference, RunFailed, Watched
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.steps import StepLog, step_rows
 from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
@@ -70,7 +71,7 @@ class Recorder:
         """
         with kept_random_state(), torch.no_grad():
             self.progress.stage("loading in float32")
-            base = self._watched(parse_precision(REFERENCE))
+            base = self.watched(parse_precision(REFERENCE))
             self._describe(base.prepared.model)
             self._choose_level(base.prepared.model)
             batches = enumerate(self.subject.batches)
@@ -104,7 +105,7 @@ class Recorder:
         self.progress.stage("float32", _length(self.subject.batches))
         try:
             for number, batch in batches:
-                chunk.append(self._one_reference(base, number, batch))
+                chunk.append(self.reference(base, number, batch))
                 self.progress.advance()
                 held += chunk[-1].nbytes
                 if held >= self.memory:
@@ -119,7 +120,8 @@ class Recorder:
             self._write(base, chunk)
         return chunk
 
-    def _one_reference(self, base: Watched, number: int, batch: Batch) -> Reference:
+    def reference(self, base: Watched, number: int, batch: Batch) -> Reference:
+        """Run float32 on one batch: answers first, which may become decoder inputs, then the plain forward."""
         reference = Reference(number, batch, inputs=dict(batch.inputs))
         generation = self.subject.generation
         for strategy in generation.strategies if generation else ():
@@ -152,7 +154,7 @@ class Recorder:
     def _low(self, precision: Precision, base: Watched, chunk: list[Reference]) -> None:
         """Run one precision on the batches that float32 has run."""
         self.progress.stage(f"loading in {precision.name}")
-        low = self._watched(precision)
+        low = self.watched(precision)
         self._compare_casts(low, base.prepared.model, chunk[0])
         self.progress.stage(precision.name, len(chunk))
         done: list[Reference] = []
@@ -247,9 +249,9 @@ class Recorder:
         for row in step_rows(AnswerContext(precision, strategy, reference.number, reference.batch), log, base):
             self.writer.append(row)
 
-    def _watched(self, precision: Precision) -> Watched:
+    def watched(self, precision: Precision) -> Watched:
         """Return a precision's model ready to run, with the ports of its earlier batches."""
-        made = watched(prepare(self.subject, precision), self._ports.get(precision.name))
+        made = runs.watched(prepare(self.subject, precision), self._ports.get(precision.name))
         if precision.name not in self._ports:
             self.writer.append(made.prepared.row)
             self._tell_casts_apart(precision, made.prepared.row)

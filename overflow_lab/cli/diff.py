@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from overflow_lab.cli import options as opt
 from overflow_lab.cli.places import place
+from overflow_lab.cli.show import check_fail_on, print_rich
 from overflow_lab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Compared = Annotated[
         "-p",
         help="A precision to compare; repeats [default: all that both have]. Of one recording: two of its own.",
         show_default=False,
-        autocompletion=opt.among(*opt.PRECISIONS, "float32"),
+        autocompletion=opt.among(*opt.JUDGED),
     ),
 ]
 Html = Annotated[
@@ -65,8 +65,7 @@ def diff(
 
     Needs neither the models nor torch.
     """
-    if fail_on not in FAIL_ON:
-        raise UsageError(f"--fail-on is {fail_on!r}; choose {', '.join(FAIL_ON[:-1])} or {FAIL_ON[-1]}.")
+    check_fail_on(fail_on, FAIL_ON)
     if markdown and as_json:
         raise UsageError("--json and --markdown both print; give one of them.")
     target = None if html is None else place(html, "diff", ".html", overwrite=overwrite)
@@ -88,7 +87,7 @@ def _second_precision(after: Path | None, names: list[str] | None) -> tuple[Path
     """Return the second recording and the precisions; `-p float16 bfloat16` names two, and no file."""
     from overflow_lab.analysis.compare import full_name
 
-    named = after is not None and not after.exists() and full_name(str(after)) in (*opt.PRECISIONS, "float32")
+    named = after is not None and not after.exists() and full_name(str(after)) in opt.JUDGED
     return (None, [*names, str(after)]) if names and len(names) == 1 and named else (after, names)
 
 
@@ -103,10 +102,7 @@ def _print(found: Comparison, *, markdown: bool, as_json: bool, quiet: bool) -> 
     else:
         from overflow_lab.report import diff_terminal
 
-        try:
-            Console(highlight=False).print(diff_terminal.render(found, brief=quiet))
-        except SystemExit:  # rich's answer to a closed pipe, with 1, which here would mean that something got worse
-            raise BrokenPipeError from None
+        print_rich(diff_terminal.render(found, brief=quiet))
 
 
 def exit_code(found: Comparison, fail_on: str) -> int:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 PRECISIONS = tuple(name + way for way in ("", "-to", "-autocast") for name in ("float16", "bfloat16"))
+JUDGED = (*PRECISIONS, "float32")
 FAIL_ON = ("never", "warning", "error")
 
 
@@ -45,7 +46,7 @@ Precisions = Annotated[
         "-p",
         help="float16 or bfloat16, plain or with -to or -autocast; repeats [default: both plain].",
         show_default=False,
-        autocompletion=among(*PRECISIONS, "float32"),
+        autocompletion=among(*JUDGED),
     ),
 ]
 OnePrecision = Annotated[

@@ -147,10 +147,6 @@ def _text(content: str, target: str) -> Path | None:
     if target == STANDARD_OUTPUT:
         sys.stdout.write(content)
         return None
-    path = Path(target)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8", errors="backslashreplace", newline="\n")
-    except OSError as error:
-        raise UsageError(f"{path.name} cannot be written ({error.strerror}); choose another place.") from error
-    return path
+    from overflow_lab.report.writing import write_file
+
+    return write_file(Path(target), content)

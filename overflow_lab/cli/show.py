@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from overflow_lab.cli.options import FAIL_ON
 from overflow_lab.errors import UsageError
@@ -36,16 +37,21 @@ def print_text(recording: Recording, diagnosis: Diagnosis, *, quiet: bool) -> No
     """Print the verdicts and the worst sites; with `quiet` the verdicts alone."""
     from overflow_lab.report import terminal
 
+    print_rich(terminal.render(recording, diagnosis, brief=quiet))
+
+
+def print_rich(shown: RenderableType) -> None:
+    """Print on standard output what fits its width."""
     try:
-        Console(highlight=False).print(terminal.render(recording, diagnosis, brief=quiet))
+        Console(highlight=False).print(shown)
     except SystemExit:  # rich's answer to a closed pipe, with 1, which here would mean a verdict at --fail-on
         raise BrokenPipeError from None
 
 
-def check_fail_on(fail_on: str) -> None:
+def check_fail_on(fail_on: str, choices: Sequence[str] = FAIL_ON) -> None:
     """Refuse a severity that does not exist, before any work is done."""
-    if fail_on not in FAIL_ON:
-        raise UsageError(f"--fail-on is {fail_on!r}; choose {', '.join(FAIL_ON[:-1])} or {FAIL_ON[-1]}.")
+    if fail_on not in choices:
+        raise UsageError(f"--fail-on is {fail_on!r}; choose {', '.join(choices[:-1])} or {choices[-1]}.")
 
 
 def exit_code(diagnosis: Diagnosis, fail_on: str) -> int:

@@ -11,6 +11,9 @@ from typing import Any
 from overflow_lab.ranges import Range
 from overflow_lab.recording.rows import ROW_TYPES, Footer, Header, Moment
 
+_TUPLES = frozenset(
+    {"aliases", "kept", "shape", "precisions", "cause", "harmed", "absorbed", "amplifier", "peaks", "bad", "errors"}
+)
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FLOATS = frozenset(
     {"error_squares", "reference_squares", "kl_sum", "sum", "sum_of_squares", "absmax", "energy_lost", "relative_error"}
@@ -63,19 +66,7 @@ def _value(name: str, item: Any) -> Any:
         return Moment(**item)
     if name == "margins":
         return {int(exponent): count for exponent, count in item.items()}
-    if name in (
-        "aliases",
-        "kept",
-        "shape",
-        "precisions",
-        "cause",
-        "harmed",
-        "absorbed",
-        "amplifier",
-        "peaks",
-        "bad",
-        "errors",
-    ):
+    if name in _TUPLES:
         return tuple(item)
     return _number(name, item)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from overflow_lab.analysis.results import Diagnosis
-from overflow_lab.errors import UsageError
 from overflow_lab.recording import Recording
+from overflow_lab.report.writing import write_file
 
 
 def report(recording: Recording, diagnosis: Diagnosis | None = None) -> str:
@@ -22,12 +22,4 @@ def report(recording: Recording, diagnosis: Diagnosis | None = None) -> str:
 
 def write_report(recording: Recording, diagnosis: Diagnosis, path: Path) -> Path:
     """Write the report to `path`, making its folder, and return it. Raises UsageError when it cannot be written."""
-    page = report(recording, diagnosis)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UsageError(
-            f"the report {path.name} cannot be written ({error.strerror}); choose another place."
-        ) from error
-    return path
+    return write_file(path, report(recording, diagnosis), "the report")

@@ -17,6 +17,7 @@ from overflow_lab.analysis.comparison import (
     SitePair,
     VerdictPair,
 )
+from overflow_lab.analysis.index import bits
 from overflow_lab.analysis.results import Effect, Origin, Verdict
 from overflow_lab.report import text
 
@@ -184,7 +185,7 @@ def _site(site: SitePair) -> SiteLine:
         class_name=text.visible(site.class_name, 60),
         why=_measure(site),
         headroom=Fact("headroom, bits", *(text.bits(s.headroom if s else None) for s in (site.before, site.after))),
-        bits=Fact("bits kept", *(text.bits(kept_bits(s.error if s else None)) for s in (site.before, site.after))),
+        bits=Fact("bits kept", *(text.bits(bits(s.error if s else None)) for s in (site.before, site.after))),
         nonfinite=Fact("NaN, inf", *(text.count(s.nonfinite if s else None) for s in (site.before, site.after))),
     )
 
@@ -203,13 +204,6 @@ def _measure(site: SitePair) -> str:
     if site.change.measure == "error":
         return f"error {factor} {'up' if more else 'down'}"
     return f"headroom {factor} {'less' if more else 'more'}"
-
-
-def kept_bits(error: float | None) -> float | None:
-    """Return the bits that agree with float32, -log2 of a relative error; None where nothing was compared."""
-    if error is None or math.isnan(error):
-        return None
-    return math.inf if error == 0 else -math.inf if math.isinf(error) else -math.log2(error)
 
 
 def only(comparison: Comparison, side: str) -> list[str]:

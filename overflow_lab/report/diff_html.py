@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
-import jinja2
 from markupsafe import Markup
 
 from overflow_lab import __version__
 from overflow_lab.analysis.comparison import Comparison
-from overflow_lab.errors import UsageError
-from overflow_lab.report import diff, diff_plots, svg, text
-from overflow_lab.report.html import breakable, prose
+from overflow_lab.report import diff, diff_plots, svg
+from overflow_lab.report.assets import asset
+from overflow_lab.report.html import environment
+from overflow_lab.report.writing import write_file
 
 # No script at all: what a page of names from a model cannot run, it cannot run by mistake either.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -21,11 +20,7 @@ _LIST_CAP = 200
 
 def render(comparison: Comparison) -> str:
     """Return the comparison as one HTML page, below 500 kB whatever the size of the models."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"breakable": breakable, "prose": prose, "shorten": text.shorten}
-    template = environment.from_string(_asset("diff.html.j2"))
+    template = environment().from_string(asset("diff.html.j2"))
     sites = diff.sites(comparison)
     return template.render(
         title=diff.title(comparison),
@@ -42,19 +37,13 @@ def render(comparison: Comparison) -> str:
         tables=[(name, facts[:_LIST_CAP], len(facts)) for name, facts in _tables(comparison) if facts],
         policy=_POLICY,
         version=__version__,
-        style=Markup(_asset("style.css")),
+        style=Markup(asset("style.css")),
     )
 
 
 def write(comparison: Comparison, path: Path) -> Path:
     """Write the page to `path`, making its folder, and return it. Raises UsageError when it cannot be written."""
-    page = render(comparison)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise UsageError(f"the page {path.name} cannot be written ({error.strerror}); choose another place.") from error
-    return path
+    return write_file(path, render(comparison), "the page")
 
 
 def _picture(comparison: Comparison) -> Markup | None:
@@ -84,7 +73,3 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[diff.Fact]]]:
         ("Weights that differ", diff.facts(comparison.weights)),
         ("Versions, options and model", diff.facts(comparison.differences)),
     ]
-
-
-def _asset(name: str) -> str:
-    return (resources.files("overflow_lab.report") / "template" / name).read_text(encoding="utf-8")

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from overflow_lab.analysis.comparison import BETTER, WORSE, Comparison, SitePair
-from overflow_lab.report import diff, text
+from overflow_lab.analysis.index import bits
+from overflow_lab.report import text
 from overflow_lab.report.plots import PALETTE, Picture
 
 SHOWN = 28
@@ -57,10 +58,7 @@ def _headrooms(sites: Sequence[SitePair]) -> list[tuple[float | None, float | No
 
 
 def _kept(sites: Sequence[SitePair]) -> list[tuple[float | None, float | None]]:
-    return [
-        _clipped(*(diff.kept_bits(seen.error) if seen else None for seen in (s.before, s.after)), span=_BITS)
-        for s in sites
-    ]
+    return [_clipped(*(bits(seen.error) if seen else None for seen in (s.before, s.after)), span=_BITS) for s in sites]
 
 
 def _clipped(

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from overflow_lab.analysis import analyze
-from overflow_lab.errors import UsageError
 from overflow_lab.recording import Recording, Row
 from overflow_lab.recording.codec import encode
 from overflow_lab.report import html, markdown, repro, text
+from overflow_lab.report.writing import write_file
 
 # What messages, not names, stand in: absolute paths in them are cut to their last part.
 _MESSAGES = ("error", "detail", "reason", "source")
@@ -36,14 +36,11 @@ def write_zip(recording: Recording, path: Path, *, built_in: Sequence[str] = ())
     }
     if diagnosis.worst != "none":
         files["repro.py"] = repro.script(shared, diagnosis, built_in=built_in).encode(errors="backslashreplace")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, content in files.items():
-                archive.writestr(zipfile.ZipInfo(name, _TIME), content, zipfile.ZIP_DEFLATED)
-    except OSError as error:
-        raise UsageError(f"{path.name} cannot be written ({error.strerror}); choose another place.") from error
-    return path
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name, _TIME), content, zipfile.ZIP_DEFLATED)
+    return write_file(path, packed.getvalue())
 
 
 def shareable(recording: Recording) -> Recording:

@@ -7,7 +7,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import groupby
 
 import jinja2
@@ -19,6 +18,7 @@ from overflow_lab.analysis.results import Diagnosis
 from overflow_lab.analysis.steps import steps
 from overflow_lab.recording import Recording
 from overflow_lab.report import figures, site_keys, summary, tables, text
+from overflow_lab.report.assets import asset
 from overflow_lab.report.operation_table import OperationTable, operation_table
 from overflow_lab.report.proofs import Proof, ProofLine, proof_line
 
@@ -118,13 +118,13 @@ def render(recording: Recording, diagnosis: Diagnosis, *, proofs: Sequence[Proof
 
     `proofs` are remedies that were tried, with their verdicts before and after.
     """
-    script = "\n".join(_asset(name) for name in SCRIPTS)
-    template = _environment().from_string(_asset("report.html.j2"))
+    script = "\n".join(asset(name) for name in SCRIPTS)
+    template = environment().from_string(asset("report.html.j2"))
     return template.render(
         page=page(recording, diagnosis, proofs=proofs),
         policy=_policy(script),
         version=__version__,
-        style=Markup(_asset("style.css")),
+        style=Markup(asset("style.css")),
         script=Markup(script),
     )
 
@@ -167,7 +167,8 @@ def _links(frames: figures.Frames) -> Links:
     return Links(frozenset(keys))
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Return what fills in templates of pages: everything is escaped, and what is missing is an error."""
     made = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {"breakable": breakable, "prose": prose, "bar": range_bar, "shorten": text.shorten}
     made.filters["anchor"] = site_keys.anchor
@@ -201,7 +202,3 @@ def _policy(script: str) -> str:
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _asset(name: str) -> str:
-    return (resources.files("overflow_lab.report") / "template" / name).read_text(encoding="utf-8")

@@ -11,17 +11,18 @@ import keyword
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import jinja2
 
 from overflow_lab import __version__
+from overflow_lab.analysis.numbers import against
 from overflow_lab.analysis.results import SEVERITIES, Diagnosis, Verdict
 from overflow_lab.errors import UsageError
 from overflow_lab.formats import FORMATS
 from overflow_lab.recording import AnswerRow, PrecisionRow, Recording
 from overflow_lab.report import summary, text
+from overflow_lab.report.assets import asset
 from overflow_lab.tolerances import tolerance
 
 _SEARCHED = ("greedy", "beam")
@@ -52,7 +53,7 @@ class Failure:
     @property
     def reference(self) -> str:
         """What the precision is compared with: float32 itself is judged against float64."""
-        return "float64" if self.dtype == "float32" else "float32"
+        return against(self.dtype)
 
     @property
     def tolerance(self) -> float:
@@ -102,14 +103,10 @@ def module_script(recording: Recording, failure: Failure, **parts: Any) -> str:
     return fill("repro_module.py.j2", **_shared(recording, failure), **parts)
 
 
-def _source(template: str) -> str:
-    return (resources.files("overflow_lab.report") / "template" / template).read_text(encoding="utf-8")
-
-
 def fill(template: str, **values: Any) -> str:
     """Return a template of a script filled in; `literal` writes a value as Python does."""
     made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_source),
+        loader=jinja2.FunctionLoader(asset),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

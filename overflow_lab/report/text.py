@@ -54,7 +54,8 @@ def bits(value: float | None) -> str:
         return MISSING
     if math.isinf(value):
         return "∞" if value > 0 else f"{MINUS}∞"
-    return _signed(f"{value:.1f}").replace(f"{MINUS}0.0", "0.0") if abs(value) < 0.05 else _signed(f"{value:.1f}")
+    shown = f"{value:.1f}"
+    return "0.0" if shown == "-0.0" else _signed(shown)
 
 
 def share(value: float | None) -> str:

@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from overflow_lab.capture.outputs import compared
+from overflow_lab.capture.noise import rounded_weights
+from overflow_lab.capture.outputs import compared, spread_error, whole_error
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.operations import ADDING
 from overflow_lab.capture.shadow.program import ProgramLog
-from overflow_lab.capture.shadow.run import CAST, ShadowRun, input_seeds, run, seeds
+from overflow_lab.capture.shadow.run import CAST, ShadowRun, input_seeds, log_program, run, seeds
 from overflow_lab.capture.shadow.sites import SiteKey
+from overflow_lab.formats import FORMATS
 
 Metric = Callable[[ShadowRun, ShadowRun], float]
 
 _PART = 1 / 3
-# Fewer values than these have no spread to speak of.
-_SOME = 8
 _MOST_RUNS, _MOST_SECONDS = 64, 120.0
 # A sum amplifies when its relative error is this many times that of its terms, and this large.
 _AMPLIFIED, _OFF = 8.0, 0.05
@@ -38,7 +38,7 @@ _AMPLIFIED, _OFF = 8.0, 0.05
 def relative(got: ShadowRun, wanted: ShadowRun) -> float:
     """Return the largest relative error of any output tensor; inf where one is not finite."""
     pairs = _pairs(got, wanted)
-    return max((_ratio(a, b, 0.0) for a, b in pairs), default=0.0)
+    return max((whole_error(a, b) for a, b in pairs), default=0.0)
 
 
 def centered(got: ShadowRun, wanted: ShadowRun) -> float:
@@ -46,11 +46,6 @@ def centered(got: ShadowRun, wanted: ShadowRun) -> float:
     judged = compared(wanted.shadows)
     pairs = [(got.shadows[name], wanted.shadows[name]) for name in judged if name in got.shadows]
     return max((spread_error(a, b) for a, b in pairs), default=0.0)
-
-
-def spread_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the error of a tensor relative to its spread around its mean; 0 where there are too few values for one."""
-    return _ratio(got, wanted, None) if wanted.numel() >= _SOME else 0.0
 
 
 def decisions(got: ShadowRun, wanted: ShadowRun) -> float:
@@ -63,20 +58,25 @@ def _pairs(got: ShadowRun, wanted: ShadowRun) -> list[tuple[torch.Tensor, torch.
     return [(got.shadows[name], wanted.shadows[name]) for name in wanted.shadows if name in got.shadows]
 
 
-def _ratio(got: torch.Tensor, wanted: torch.Tensor, centre: float | None) -> float:
-    a, b = got.double(), wanted.double()
-    kept = torch.isfinite(b)
-    if not bool(torch.isfinite(a[kept]).all()):
-        return math.inf
-    a, b = a[kept], b[kept]
-    if not b.numel():
-        return 0.0
-    scale = float((b - (b.mean() if centre is None else centre)).square().sum())
-    if centre is None and scale < 1e-12 * float(b.square().sum()):
-        return 0.0  # a constant has no spread to lose
-    off = a - b if centre is not None else (a - b) - (a - b).mean()  # to move all alike loses no difference
-    error = float(off.square().sum())
-    return math.sqrt(error / scale) if scale > 0 else 0.0 if error == 0 else math.inf
+def changed_decisions(base: Prepared, call: Call, log: ProgramLog, format_name: str) -> int | None:
+    """Return how many of the decisions in `log`, float32's own, one random rounding of the weights changes.
+
+    They are compared one by one, as far as both programs take the same way. None where the model cannot be called with
+    other weights. Costs one float32 forward and a copy of the weights.
+    """
+    weights = rounded_weights(base.model, FORMATS[format_name])
+    try:
+        moved = log_program(base, call, weights)
+    except MemoryError:
+        raise
+    except Exception:
+        return None
+    changed = 0
+    for before, after in zip(log.decisions.kept, moved.decisions.kept, strict=False):
+        if before.shape != after.shape:
+            break
+        changed += int((before != after).sum())
+    return changed
 
 
 @dataclass
@@ -136,11 +136,7 @@ class Attribution:
         """Return the output's error where the shadows follow the program up to `clock` and are exact from there."""
         found = self._errors.get(clock)
         if found is None:
-            self.runs += 1
-            mode = ShadowMode(baseline=self.baseline, sync_until=clock, least=self.full.mode.shadows.least)
-            made = run(mode, self.prepared, self.original, self.call)
-            found = self._errors[clock] = self.metric(made, self.full)
-            mode.shadows.close()
+            found = self._errors[clock] = self._replayed(clock)
         return found
 
     def _cast(self, total: float, wanted: float) -> Blame | None:
@@ -161,11 +157,16 @@ class Attribution:
 
     def _with_cast(self, names: Sequence[str]) -> float:
         """Return the output's error where only these tensors are taken as cast."""
+        return self._replayed(-1, frozenset(names))
+
+    def _replayed(self, clock: int, synced: frozenset[str] = frozenset()) -> float:
+        """Run the program with shadows that follow it up to `clock`, and these tensors' casts; return the error."""
         self.runs += 1
-        mode = ShadowMode(baseline=self.baseline, sync_until=-1, least=self.full.mode.shadows.least)
-        made = run(mode, self.prepared, self.original, self.call, synced=frozenset(names))
+        mode = ShadowMode(baseline=self.baseline, sync_until=clock, least=self.full.mode.shadows.least)
+        made = run(mode, self.prepared, self.original, self.call, synced=synced)
+        error = self.metric(made, self.full)
         mode.shadows.close()
-        return self.metric(made, self.full)
+        return error
 
 
 def amplifier(full: ShadowRun, clock: int) -> SiteKey | None:

@@ -93,7 +93,8 @@ def _sample(step: Step) -> tuple[int | None, list[torch.Tensor]]:
     length, elements = chosen[0].shape[0], max(t.numel() for t in (*chosen, *step.writes))
     rows = max(1, _ELEMENTS * length // max(elements, 1))
     same = all(isinstance(t, torch.Tensor) and has_shadow(t) and len(t) == length for t in chosen)
-    return (rows, chosen) if same and rows < length else (None, [])
+    beside = any(isinstance(item, torch.Tensor) for item in operations.leaves(step.kwargs))  # a mask has rows, too
+    return (rows, chosen) if same and rows < length and not beside else (None, [])
 
 
 def _apart(step: Step, tensor: Any) -> bool:

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
-from overflow_lab.capture.noise import changed_decisions
 from overflow_lab.capture.outputs import Outputs, compare_outputs, is_ranked, mask_of
 from overflow_lab.capture.precisions import REFERENCE, Prepared
-from overflow_lab.capture.shadow.attribute import Attribution, Blame, Metric, centered, decisions, relative
+from overflow_lab.capture.shadow.attribute import (
+    Attribution,
+    Blame,
+    Metric,
+    centered,
+    changed_decisions,
+    decisions,
+    relative,
+)
 from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.program import ProgramLog
