@@ -106,23 +106,49 @@ def scan(
     Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
     recording saved; KeyboardInterrupt is passed on, the recording saved as well.
     """
-    from overflow_lab.capture.precisions import parse_precisions
-    from overflow_lab.capture.record import Recorder
-    from overflow_lab.progress import Silent
-
     store_texts, tokenizer = bool(options.pop("store_texts", False)), options.pop("tokenizer", None)
     level, folder = _level(options.pop("level", "auto")), options.pop("repro", None)
-    wanted = parse_precisions([precisions] if isinstance(precisions, str) else precisions)
     if not isinstance(model, (str, Path)):
         options.setdefault("device", _device(model))
-    subject = _subject(model, inputs, options, tokenizer)
-    writer = Writer(
-        None if recording is None else Path(recording), _header(subject, wanted, {**options, "level": level})
+    subject = subject_of(model, inputs, options, tokenizer)
+    found = scan_subject(
+        subject,
+        precisions,
+        recording=recording,
+        progress=progress,
+        store_texts=store_texts,
+        level=level,
+        options=options,
     )
-    found = _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level))
     if folder is None:
         return found
     return dataclasses.replace(found, reproduction=_reproduced(found, subject, Path(folder), model))
+
+
+def scan_subject(
+    subject: Subject,
+    precisions: Iterable[str],
+    *,
+    recording: str | Path | None = None,
+    progress: Progress | None = None,
+    store_texts: bool = False,
+    level: str = "auto",
+    options: Mapping[str, Any] | None = None,
+) -> Scan:
+    """Scan a subject; as `scan`, which makes one of what the user gives. `options` are written into the header."""
+    from overflow_lab.capture.record import Recorder
+    from overflow_lab.progress import Silent
+
+    wanted = _precisions(precisions)
+    header = _header(subject, wanted, {**(options or {}), "level": level})
+    writer = Writer(None if recording is None else Path(recording), header)
+    return _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level))
+
+
+def _precisions(names: Iterable[str]) -> tuple[Precision, ...]:
+    from overflow_lab.capture.precisions import parse_precisions
+
+    return parse_precisions([names] if isinstance(names, str) else names)
 
 
 def _reproduced(found: Scan, subject: Subject, folder: Path, model: Any) -> Reproduction | None:
@@ -168,8 +194,8 @@ def _quiet() -> contextlib.AbstractContextManager[None]:
     return quiet()
 
 
-def _subject(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: Any) -> Subject:
-    """Return the subject of what the user gave. Raises UsageError for options that do not exist."""
+def subject_of(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: Any) -> Subject:
+    """Return the subject of what the user gave to `scan`. Raises UsageError for options that do not exist."""
     from overflow_lab.subjects.options import SubjectOptions
 
     known = [field.name for field in dataclasses.fields(SubjectOptions)]

@@ -108,6 +108,8 @@ def prepare(subject: Subject, precision: Precision) -> Prepared:
     model = subject.load(dtype if precision.cast == "loader" else None)
     if precision.cast == "to":
         model = model.to(dtype)
+    if subject.adapt is not None and precision.name != REFERENCE:
+        model = subject.adapt(model, precision.name)
     kept = kept_in_float32(model) if dtype is not None else ()
     wide = wide_buffers(model) if precision.cast == "loader" and subject.loader_casts else ()
     row = PrecisionRow(precision.name, precision.dtype, precision.cast, kept, _detail(precision, kept, wide))

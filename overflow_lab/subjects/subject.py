@@ -50,7 +50,9 @@ class Subject:
     `load(dtype)` returns the model in the state in which the user has it: `load(None)` in the precision it comes in,
     cast to float32; `load(torch.float16)` as its own loader casts it. Subjects that are a module in memory return
     copies, so the user's module is never touched. `loader_casts` says that the loader's cast may differ from
-    `.to(dtype)`.
+    `.to(dtype)`. `adapt(model, precision)` is what a remedy does to a model that was just brought into a low precision
+    (layers kept in float32, values clamped); it may change that model, which is a copy, and returns it. None for a
+    subject as the user has it.
     """
 
     name: str
@@ -61,3 +63,4 @@ class Subject:
     loader_casts: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    adapt: Callable[[torch.nn.Module, str], torch.nn.Module] | None = None
