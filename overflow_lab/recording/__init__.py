@@ -17,6 +17,7 @@ from typing import IO, Any, TypeVar, cast
 from overflow_lab.errors import RecordingFormatError, UsageError
 from overflow_lab.recording.codec import decode
 from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
+from overflow_lab.recording.proof_rows import ProofRow
 from overflow_lab.recording.rows import (
     AnswerRow,
     BlindSpotRow,
@@ -154,6 +155,7 @@ __all__ = [
     "OperationRow",
     "OutputRow",
     "PrecisionRow",
+    "ProofRow",
     "RangeRow",
     "Recording",
     "Row",

@@ -13,6 +13,7 @@ from overflow_lab.recording.rows import ROW_TYPES, Footer, Header, Moment
 
 _TUPLES = frozenset(
     {"aliases", "kept", "shape", "precisions", "cause", "harmed", "absorbed", "amplifier", "peaks", "bad", "errors"}
+    | {"members", "notes"}
 )
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FLOATS = frozenset(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, get_args
 
 from overflow_lab.ranges import Range
 from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
+from overflow_lab.recording.proof_rows import ProofRow
 from overflow_lab.recording.step_rows import StepRow
 
 
@@ -294,6 +295,7 @@ Row = (
     | AttributionRow
     | NoiseRow
     | StepRow
+    | ProofRow
     | BlindSpotRow
 )
 ROW_TYPES: Mapping[str, type[Any]] = {cls.kind: cls for cls in get_args(Row)}
