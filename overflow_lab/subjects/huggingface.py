@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from overflow_lab.subjects.inputs import Tools, inputs_for
 from overflow_lab.subjects.media import NO_PILLOW
 from overflow_lab.subjects.options import SubjectOptions
 from overflow_lab.subjects.quiet import quiet_loading
+from overflow_lab.subjects.saving import save_model
 from overflow_lab.subjects.shape import Shape, shape_of
 from overflow_lab.subjects.subject import Subject
 from overflow_lab.subjects.tasks import Choice, choose
@@ -90,6 +92,7 @@ def _subject(source: Source, title: str, kind: str, texts: Sequence[str] | None)
         loader_casts=bool(loader_reasons(model)),
         facts={key: value for key, value in facts.items() if value is not None},
         notes=tuple(note for note in (choice.note, *checkpoint.notes, *notes, *inputs.notes) if note),
+        save=functools.partial(save_model, source),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ class Subject:
     copies, so the user's module is never touched. `loader_casts` says that the loader's cast may differ from
     `.to(dtype)`. `adapt(model, precision)` is what a remedy does to a model that was just brought into a low precision
     (layers kept in float32, values clamped); it may change that model, which is a copy, and returns it. None for a
-    subject as the user has it.
+    subject as the user has it. `save(model, folder)` writes a model that `load` gave, changed or not, as a checkpoint
+    that transformers loads, with the tokenizer and processor of this one; None where there is no checkpoint (see
+    `remedies.checkpoint`, which does so without leaving half a folder).
     """
 
     name: str
@@ -64,3 +67,4 @@ class Subject:
     facts: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     adapt: Callable[[torch.nn.Module, str], torch.nn.Module] | None = None
+    save: Callable[[torch.nn.Module, Path], None] | None = None

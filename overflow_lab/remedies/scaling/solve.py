@@ -1,0 +1,149 @@
+"""Chooses the exponents: an integer linear program over the equations of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from overflow_lab.formats import FloatFormat, get_format
+from overflow_lab.remedies.scaling.equations import Equations, Key, Size
+from overflow_lab.remedies.scaling.expressions import Knob
+
+# What one missing bit costs, against one step of one weight's exponent.
+_OVERFLOW, _UNDERFLOW, _STEP = 1000.0, 10.0, 0.01
+# Exponents beyond this leave float32 too.
+_FARTHEST = 40
+# How far above the smallest normal number the bulk of the values is kept, in bits.
+_ABOVE_SMALLEST = 4.0
+SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The exponents of the knobs (those that are 0 left out) and the headroom in bits that is still missing."""
+
+    exponents: Mapping[Knob, int]
+    missing: float
+
+
+def solve(equations: Equations, *, headroom: float, fixed: Set[Knob], tied: Mapping[Knob, Knob]) -> Solution | None:
+    """Return the exponents that leave the function as it is and give each value `headroom` bits, where they can.
+
+    Among these, they keep values from being flushed to zero, and change as few weights by as little as they can.
+    `fixed` knobs stay at 0; those of `tied` take the exponent of another. None where no solution was found in time.
+
+    Mixed-integer linear programming by HiGHS (Huangfu and Hall, 2018), through scipy.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    table = _Table(equations, fixed, tied)
+    if not table.knobs:
+        return None
+    table.build(headroom)
+    lower, upper = table.bounds()
+    result = milp(
+        c=np.array(table.costs),
+        integrality=np.array(table.integers),
+        bounds=Bounds(lower, upper),
+        constraints=LinearConstraint(table.matrix(), np.array(table.low), np.array(table.high)),
+        options={"time_limit": SECONDS, "mip_rel_gap": 1e-3},
+    )
+    if result.x is None:
+        return None
+    chosen = {knob: round(result.x[table.column[table.root(knob)]]) for knob in equations.knobs if table.moves(knob)}
+    return Solution({knob: e for knob, e in chosen.items() if e and knob.kind != "free"}, table.missing(result.x))
+
+
+class _Table:
+    """The rows and columns of the program; columns are knobs, their magnitudes, and bits that are missing."""
+
+    def __init__(self, equations: Equations, fixed: Set[Knob], tied: Mapping[Knob, Knob]) -> None:
+        self.equations, self.fixed, self.tied = equations, fixed, tied
+        self.knobs = [k for k in equations.knobs if self.moves(k) and k not in tied]
+        self.column = {knob: number for number, knob in enumerate(self.knobs)}
+        self.costs = [0.0] * len(self.knobs)
+        self.integers = [1] * len(self.knobs)
+        self.low: list[float] = []
+        self.high: list[float] = []
+        self._entries: list[tuple[int, int, float]] = []
+        self._overflows: list[int] = []
+
+    def moves(self, knob: Knob) -> bool:
+        """Return whether a knob's exponent may be other than 0."""
+        return self.root(knob) not in self.fixed and knob not in self.fixed
+
+    def root(self, knob: Knob) -> Knob:
+        """Return the knob whose exponent one takes."""
+        return self.tied.get(knob, knob)
+
+    def build(self, headroom: float) -> None:
+        """Write all rows."""
+        for key in sorted(self.equations.zeros, key=sorted):
+            self._row(self._terms(key), 0.0, 0.0)
+        for (key, dtype), size in sorted(
+            self.equations.sizes.items(), key=lambda item: (sorted(item[0][0]), item[0][1])
+        ):
+            self._fit(key, get_format(dtype), size, headroom)
+        for knob in self.knobs:
+            if knob.kind != "free":
+                magnitude = self._new(_STEP)
+                at = self.column[knob]
+                self._row({magnitude: 1.0, at: -1.0}, 0.0, math.inf)
+                self._row({magnitude: 1.0, at: 1.0}, 0.0, math.inf)
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the least and the greatest value of each column."""
+        knobs, others = len(self.knobs), len(self.costs) - len(self.knobs)
+        return np.array([-_FARTHEST] * knobs + [0.0] * others), np.array([_FARTHEST] * knobs + [np.inf] * others)
+
+    def matrix(self) -> object:
+        """Return the rows as a sparse matrix."""
+        from scipy.sparse import coo_array
+
+        rows, columns, values = zip(*self._entries, strict=True) if self._entries else ((), (), ())
+        return coo_array((values, (rows, columns)), shape=(len(self.low), len(self.costs))).tocsr()
+
+    def missing(self, x: np.ndarray) -> float:
+        """Return the most bits of headroom that a value lacks."""
+        return max((float(x[at]) for at in self._overflows), default=0.0)
+
+    def _fit(self, key: Key, fmt: FloatFormat, size: Size, headroom: float) -> None:
+        """Ask that the largest value have headroom, and the bulk of the values lie above the smallest normal number."""
+        terms = self._terms(key)
+        if size.absmax <= 0.0:
+            return
+        room = math.log2(fmt.max) - headroom - math.log2(size.absmax)
+        if terms or room < 0:
+            short = self._new(_OVERFLOW)
+            self._overflows.append(short)
+            self._row({**_negative(terms), short: 1.0}, -room, math.inf)
+        if terms and size.rms > 0.0:
+            below = self._new(_UNDERFLOW)
+            least = math.log2(fmt.smallest_normal) + _ABOVE_SMALLEST - math.log2(size.rms)
+            self._row({**terms, below: 1.0}, least, math.inf)
+
+    def _terms(self, key: Key) -> dict[int, float]:
+        terms: dict[int, float] = {}
+        for knob, factor in key:
+            if self.moves(knob):
+                at = self.column[self.root(knob)]
+                terms[at] = terms.get(at, 0.0) + factor
+        return {at: factor for at, factor in terms.items() if factor}
+
+    def _new(self, cost: float) -> int:
+        self.costs.append(cost)
+        self.integers.append(0)
+        return len(self.costs) - 1
+
+    def _row(self, terms: Mapping[int, float], low: float, high: float) -> None:
+        if terms:
+            self._entries += [(len(self.low), at, factor) for at, factor in terms.items()]
+            self.low.append(low)
+            self.high.append(high)
+
+
+def _negative(terms: Mapping[int, float]) -> dict[int, float]:
+    return {at: -factor for at, factor in terms.items()}
