@@ -11,14 +11,15 @@ Key = frozenset[tuple[Knob, float]]
 
 @dataclass
 class Size:
-    """How large the values of one exponent and one dtype get: their largest magnitude and largest root mean square."""
+    """How large the values of one exponent and one dtype get: their largest magnitude, their least median."""
 
     absmax: float = 0.0
-    rms: float = 0.0
+    median: float = 0.0
 
-    def add(self, absmax: float, rms: float) -> None:
-        """Take in further values."""
-        self.absmax, self.rms = max(self.absmax, absmax), max(self.rms, rms)
+    def add(self, absmax: float, median: float) -> None:
+        """Take in further values; a median of 0 says nothing."""
+        self.absmax = max(self.absmax, absmax)
+        self.median = min(self.median or median, median or self.median)
 
 
 @dataclass
@@ -42,9 +43,9 @@ class Equations:
         """Demand that two exponents be the same."""
         self.zero(plus(a, b, times=-1.0))
 
-    def saw(self, expression: Expression, dtype: str, absmax: float, rms: float) -> None:
+    def saw(self, expression: Expression, dtype: str, absmax: float, median: float) -> None:
         """Take in the size of a value."""
-        self.sizes.setdefault((frozen(expression), dtype), Size()).add(absmax, rms)
+        self.sizes.setdefault((frozen(expression), dtype), Size()).add(absmax, median)
 
     @property
     def knobs(self) -> list[Knob]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Beyond this a value is the lowest or highest number of a format, put there as a mask: it has no size.
 MASK = 1e30
+_SAMPLE = 8192
 
 _RESHAPED = frozenset({"aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias"})
 
@@ -73,18 +74,21 @@ class Product:
 
 
 def size_of(tensor: torch.Tensor) -> tuple[float, float]:
-    """Return the largest magnitude and the root mean square of the finite values that are no mask; 0, 0 without any."""
+    """Return the largest magnitude, and the median magnitude of the others, of the finite values that are no mask.
+
+    Zeros are left out of the median, which is that of a sample: a few large channels say nothing about the rest, and
+    the rest is what is flushed first. 0, 0 where there is no such value.
+    """
     if not tensor.numel():
         return 0.0, 0.0
     values = tensor.detach().abs().float()
     if not bool(values.amax() < MASK):  # NaN compares false
         values = values[values < MASK]
-        if not values.numel():
-            return 0.0, 0.0
-    largest = float(values.amax())
-    if largest == 0.0:
+    if not values.numel():
         return 0.0, 0.0
-    return largest, largest * float((values / largest).square().mean().sqrt())
+    sample = values.reshape(-1)[:: max(1, values.numel() // _SAMPLE)]
+    sample = sample[sample > 0]
+    return float(values.amax()), float(sample.median()) if sample.numel() else 0.0
 
 
 def slice_of(tensor: torch.Tensor, knob: Knob) -> torch.Tensor:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overflow_lab.formats import FloatFormat, get_format
+from overflow_lab.formats import FORMATS, FloatFormat
 from overflow_lab.remedies.scaling.equations import Equations, Key, Size
 from overflow_lab.remedies.scaling.expressions import Knob
 
-# What one missing bit costs, against one step of one weight's exponent.
-_OVERFLOW, _UNDERFLOW, _STEP = 1000.0, 10.0, 0.01
+# What a missing bit costs (of the least headroom, above the smallest normal number, of ample headroom), and what a step
+# of one weight's exponent does. A shifted weight that is scaled down comes near
+# to minus the shift, and with each step one bit of what is left is lost in the cast.
+_OVERFLOW, _UNDERFLOW, _ROOM, _STEP, _SHIFTED_STEP = 1000.0, 10.0, 10.0, 0.01, 10.0
 # Exponents beyond this leave float32 too.
 _FARTHEST = 40
 # How far above the smallest normal number the bulk of the values is kept, in bits.
@@ -23,17 +25,20 @@ SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Solution:
-    """The exponents of the knobs (those that are 0 left out) and the headroom in bits that is still missing."""
+    """The exponents of the knobs (those that are 0 left out), and how many bits of the least headroom are missing."""
 
     exponents: Mapping[Knob, int]
     missing: float
 
 
-def solve(equations: Equations, *, headroom: float, fixed: Set[Knob], tied: Mapping[Knob, Knob]) -> Solution | None:
-    """Return the exponents that leave the function as it is and give each value `headroom` bits, where they can.
+def solve(
+    equations: Equations, *, least: float, ample: float, fixed: Set[Knob], tied: Mapping[Knob, Knob]
+) -> Solution | None:
+    """Return the exponents that leave the function as it is and give each value `least` bits of headroom, if they can.
 
-    Among these, they keep values from being flushed to zero, and change as few weights by as little as they can.
-    `fixed` knobs stay at 0; those of `tied` take the exponent of another. None where no solution was found in time.
+    Among these, they give `ample` bits where that costs no precision, keep values from being flushed to zero, and
+    change as few weights by as little as they can. `fixed` knobs stay at 0; those of `tied` take the exponent of
+    another. None where no solution was found in time.
 
     Mixed-integer linear programming by HiGHS (Huangfu and Hall, 2018), through scipy.
     """
@@ -42,7 +47,7 @@ def solve(equations: Equations, *, headroom: float, fixed: Set[Knob], tied: Mapp
     table = _Table(equations, fixed, tied)
     if not table.knobs:
         return None
-    table.build(headroom)
+    table.build(least, ample)
     lower, upper = table.bounds()
     result = milp(
         c=np.array(table.costs),
@@ -79,17 +84,18 @@ class _Table:
         """Return the knob whose exponent one takes."""
         return self.tied.get(knob, knob)
 
-    def build(self, headroom: float) -> None:
+    def build(self, least: float, ample: float) -> None:
         """Write all rows."""
         for key in sorted(self.equations.zeros, key=sorted):
             self._row(self._terms(key), 0.0, 0.0)
         for (key, dtype), size in sorted(
             self.equations.sizes.items(), key=lambda item: (sorted(item[0][0]), item[0][1])
         ):
-            self._fit(key, get_format(dtype), size, headroom)
+            if dtype in FORMATS:  # a wider one has room enough
+                self._fit(key, FORMATS[dtype], size, (least, ample))
         for knob in self.knobs:
             if knob.kind != "free":
-                magnitude = self._new(_STEP)
+                magnitude = self._new(_SHIFTED_STEP if knob.kind == "shifted" else _STEP)
                 at = self.column[knob]
                 self._row({magnitude: 1.0, at: -1.0}, 0.0, math.inf)
                 self._row({magnitude: 1.0, at: 1.0}, 0.0, math.inf)
@@ -110,20 +116,21 @@ class _Table:
         """Return the most bits of headroom that a value lacks."""
         return max((float(x[at]) for at in self._overflows), default=0.0)
 
-    def _fit(self, key: Key, fmt: FloatFormat, size: Size, headroom: float) -> None:
+    def _fit(self, key: Key, fmt: FloatFormat, size: Size, headroom: tuple[float, float]) -> None:
         """Ask that the largest value have headroom, and the bulk of the values lie above the smallest normal number."""
         terms = self._terms(key)
         if size.absmax <= 0.0:
             return
-        room = math.log2(fmt.max) - headroom - math.log2(size.absmax)
-        if terms or room < 0:
-            short = self._new(_OVERFLOW)
-            self._overflows.append(short)
+        for bits, cost in zip(headroom, (_OVERFLOW, _ROOM), strict=True):
+            room = math.log2(fmt.max) - bits - math.log2(size.absmax)
+            short = self._new(cost)
             self._row({**_negative(terms), short: 1.0}, -room, math.inf)
-        if terms and size.rms > 0.0:
+            if cost == _OVERFLOW:
+                self._overflows.append(short)
+        if terms and size.median > 0.0:
             below = self._new(_UNDERFLOW)
-            least = math.log2(fmt.smallest_normal) + _ABOVE_SMALLEST - math.log2(size.rms)
-            self._row({**terms, below: 1.0}, least, math.inf)
+            lowest = math.log2(fmt.smallest_normal) + _ABOVE_SMALLEST - math.log2(size.median)
+            self._row({**terms, below: 1.0}, lowest, math.inf)
 
     def _terms(self, key: Key) -> dict[int, float]:
         terms: dict[int, float] = {}

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from overflow_lab.scan import Scan
     from overflow_lab.subjects import Subject
 
-# Bits of room above the largest value seen, for inputs that were not.
-HEADROOM = 3.0
+# Bits of room above the largest value seen, for inputs that were not: asked for, and wished for.
+LEAST_HEADROOM, AMPLE_HEADROOM = 2.0, 3.0
 # Further batches say little about the largest value.
 MOST_BATCHES = 8
 # The largest relative error of the float32 outputs at which the function is taken as kept.
@@ -117,7 +117,7 @@ def _best(subject: Subject, traced: _Traced) -> _Choice | None:
     best: _Choice | None = None
     for mode in modes(model, traced.equations, checkpoint=subject.save is not None):
         mode = merged(mode, clashes)
-        solution = solve(traced.equations, headroom=HEADROOM, fixed=mode.fixed, tied=mode.tied)
+        solution = solve(traced.equations, least=LEAST_HEADROOM, ample=AMPLE_HEADROOM, fixed=mode.fixed, tied=mode.tied)
         if solution is None or not solution.exponents:
             continue
         if best is not None and solution.missing > best.missing - 0.5:
@@ -189,7 +189,7 @@ def _notes(best: _Choice, changed: Mapping[float, float], *, savable: bool) -> t
     same = "the same bits" if best.error == 0.0 else f"the same to a relative error of {best.error:.1g}"
     notes = [f"In float32 the outputs are {same}; nothing is added at run time."]
     if best.missing >= 0.01:
-        notes.append(f"Not every value gets {HEADROOM:g} bits of headroom: {best.missing:.1f} bits are missing.")
+        notes.append(f"Not every value gets {LEAST_HEADROOM:g} bits of headroom: {best.missing:.1f} bits are missing.")
     if changed:
         pairs = ", ".join(f"{old:g} becomes {new:.4g}" for old, new in sorted(changed.items()))
         notes.append(f"Constants that stand beside a scaled value are scaled with it: {pairs}.")
