@@ -20,7 +20,9 @@ _COMPANIONS = (".json", ".txt", ".model", ".spm", ".jinja", ".tiktoken", ".bpe",
 _TEMPLATES = "additional_chat_templates"
 _LEGAL = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
 # Written by `save_pretrained`, or about another run than this.
-_OWN = ("config.json", "trainer_state.json")
+_OWN = ("config.json", "adapter_config.json", "trainer_state.json")
+# The further parts of a sentence-transformers model (1_Pooling, 2_Dense), which its modules.json names.
+_PARTS = "[0-9]*_*/*"
 _INDEX, _GENERATION = ".index.json", "generation_config.json"
 
 
@@ -31,6 +33,7 @@ def save_model(source: Source, model: torch.nn.Module, folder: Path) -> None:
     that most of them have. The generation config is the source's, byte for byte.
     """
     files = list(companions(source, code=bool(getattr(_config(model), "auto_map", None))))
+    _forget_gguf(model)
     with quiet_loading():
         _save_pretrained(model, folder, own_generation=any(path.name == _GENERATION for _, path in files))
     _write_dtype(folder / "config.json", main_dtype(model))
@@ -57,8 +60,9 @@ def companions(source: Source, *, code: bool = False) -> Iterator[tuple[str, Pat
     folder = Path(source.place) if source.local else _snapshot(source, code)
     if source.options.subfolder:
         folder = folder / source.options.subfolder
-    for path in sorted([*folder.glob("*"), *folder.glob(f"{_TEMPLATES}/*.jinja")]):
-        if path.is_file() and _belongs(path, code):
+    own = [path for path in folder.glob("*") if _belongs(path, code)]
+    for path in sorted([*own, *folder.glob(f"{_TEMPLATES}/*.jinja"), *folder.glob(_PARTS)]):
+        if path.is_file():
             yield path.relative_to(folder).as_posix(), path
 
 
@@ -74,7 +78,8 @@ def _snapshot(source: Source, code: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     below = f"{source.options.subfolder}/" if source.options.subfolder else ""
-    wanted = [*(f"*{suffix}" for suffix in _COMPANIONS), *(f"{name}*" for name in _LEGAL), *(["*.py"] if code else [])]
+    wanted = [*(f"*{suffix}" for suffix in _COMPANIONS), *(f"{name}*" for name in _LEGAL), _PARTS]
+    wanted += ["*.py"] if code else []
     with blamed_on(source, "the tokenizer"):
         patterns = [below + pattern for pattern in wanted]
         return Path(snapshot_download(source.place, revision=source.options.revision, allow_patterns=patterns))
@@ -95,6 +100,17 @@ def _save_pretrained(model: Any, folder: Path, *, own_generation: bool) -> None:
             model.generation_config = kept
 
 
+def _forget_gguf(model: Any) -> None:
+    """Take the mark of a GGUF file off a model whose weights are plain numbers again, which it keeps otherwise."""
+    config = _config(model)
+    marks = getattr(config, "quantization_config", None)
+    method = marks.get("quant_method") if isinstance(marks, dict) else getattr(marks, "quant_method", None)
+    if str(getattr(method, "value", method)) == "gguf":
+        del config.quantization_config
+        model.hf_quantizer = None
+        model.is_quantized = False
+
+
 def _config(model: torch.nn.Module) -> Any:
     return getattr(model, "config", None)
 
@@ -109,7 +125,7 @@ def _write_dtype(path: Path, dtype: torch.dtype) -> None:
 
 def _renamed(raw: dict[str, Any], name: str) -> bool:
     """Set every `dtype` of a config and of the configs inside it; return whether one was another."""
-    changed = raw.get("dtype", name) != name
+    changed = bool(raw.get("dtype", name) != name)
     if changed:
         raw["dtype"] = name
     for value in raw.values():
