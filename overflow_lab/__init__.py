@@ -29,6 +29,7 @@ The pieces
 `export`    one of these tables as a file: CSV, Parquet, JSON, or events for TensorBoard.
 `range_ladder`, `error_growth`   pictures of `layers`, as matplotlib Figures; `error_staircase` of `operations`,
             `generation_timeline` of `steps`.
+`remedy`    what mends a model, each remedy proven by a second scan: `Remedies`.
 `missing_kernels`  what this torch lacks for a model in one precision.
 `assert_fits`  for test suites: fails with the diagnosis unless a model works in a precision, with headroom to spare.
 
@@ -40,8 +41,8 @@ does not fit. The *origin* is the module, and the operation in it, that made a b
 only passed it on; the *chain* leads from the output back to it. A *verdict* is `ok`, `overflow`, `nan`, `underflow`,
 `precision` or `unsupported`; its severity says whether the output is wrong.
 
-On the command line: `overflow-lab scan MODEL`, `report RECORDING`, `diff A B`, `export RECORDING FILE`,
-`kernels MODEL`. Errors that are raised on purpose derive from `OverflowLabError`.
+On the command line: `overflow-lab scan MODEL`, `fix MODEL`, `convert MODEL`, `finetune MODEL`, `report RECORDING`,
+`diff A B`, `export RECORDING FILE`, `kernels MODEL`. Errors that are raised on purpose derive from `OverflowLabError`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
     from overflow_lab.analysis.steps import steps
     from overflow_lab.kernels import MissingKernel, missing_kernels
     from overflow_lab.recording import Recording, load
+    from overflow_lab.remedies.convert import convert
+    from overflow_lab.remedies.mending import remedy
+    from overflow_lab.remedies.treatment import Remedies
     from overflow_lab.report import report
     from overflow_lab.report.exports_tables import export
     from overflow_lab.report.plots import error_growth, error_staircase, generation_timeline, range_ladder
@@ -75,6 +79,7 @@ _HOMES = {
     "analyze": "overflow_lab.analysis",
     "Comparison": "overflow_lab.analysis.comparison",
     "compare": "overflow_lab.analysis.compare",
+    "convert": "overflow_lab.remedies.convert",
     "layers": "overflow_lab.analysis.frame",
     "operations": "overflow_lab.analysis.frame",
     "sites": "overflow_lab.analysis.frame",
@@ -88,6 +93,8 @@ _HOMES = {
     "Recording": "overflow_lab.recording",
     "load": "overflow_lab.recording",
     "export": "overflow_lab.report.exports_tables",
+    "Remedies": "overflow_lab.remedies.treatment",
+    "remedy": "overflow_lab.remedies.mending",
     "report": "overflow_lab.report",
     "Scan": "overflow_lab.scan",
     "scan": "overflow_lab.scan",
@@ -101,6 +108,7 @@ __all__ = [
     "OverflowLabError",
     "Recording",
     "RecordingFormatError",
+    "Remedies",
     "Scan",
     "ScanInterrupted",
     "UsageError",
@@ -108,6 +116,7 @@ __all__ = [
     "analyze",
     "assert_fits",
     "compare",
+    "convert",
     "error_growth",
     "error_staircase",
     "export",
@@ -117,6 +126,7 @@ __all__ = [
     "missing_kernels",
     "operations",
     "range_ladder",
+    "remedy",
     "report",
     "scan",
     "sites",

@@ -108,8 +108,7 @@ def scan(
     """
     store_texts, tokenizer = bool(options.pop("store_texts", False)), options.pop("tokenizer", None)
     level, folder = _level(options.pop("level", "auto")), options.pop("repro", None)
-    if not isinstance(model, (str, Path)):
-        options.setdefault("device", _device(model))
+    options = default_device(model, options)
     subject = subject_of(model, inputs, options, tokenizer)
     found = scan_subject(
         subject,
@@ -229,6 +228,11 @@ def _in_memory(model: Any, inputs: Any, chosen: SubjectOptions, generate: bool, 
     from overflow_lab.subjects.generation import generation_of
 
     return dataclasses.replace(subject, generation=generation_of(model, chosen, tokenizer=tokenizer))
+
+
+def default_device(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with the device that a module in memory is on, unless they name one."""
+    return dict(options) if isinstance(model, (str, Path)) else {"device": _device(model), **options}
 
 
 def _device(model: Any) -> str:

@@ -10,12 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from overflow_lab.analysis.frame import sites
-from overflow_lab.analysis.index import REFERENCE
+from overflow_lab.analysis import rooms
 from overflow_lab.capture.precisions import parse_precisions
 from overflow_lab.errors import UsageError
-from overflow_lab.formats import FORMATS, FloatFormat
-from overflow_lab.formats import headroom_bits as headroom
+from overflow_lab.formats import FORMATS
 from overflow_lab.recording import BlindSpotRow, Recording
 from overflow_lab.report import summary, text
 from overflow_lab.scan import Scan, scan
@@ -79,7 +77,7 @@ def _fault(found: Scan, precision: str, bits: float) -> _Fault | None:
     if not verdict.effect.compared:
         why = "What the model returns could not be compared with float32; let it return tensors, dicts or tuples."
         return _Fault(f"{precision} shows nothing", (("why", why),))
-    outputs = _outputs(found.recording, precision)
+    outputs = rooms.outputs(found.recording, precision)
     short = outputs[outputs["room"] < bits].sort_values("room")
     return None if short.empty else _tight(short, len(outputs), precision, bits)
 
@@ -126,26 +124,6 @@ def _place(row: Any) -> str:
     """Return the name of an output, with its port where it is not the only one."""
     name = text.module_name(str(row["module"]), 160)
     return name if row["port"] == "output" else f"{name} {text.visible(row['port'], 40)}"
-
-
-def _outputs(recording: Recording, precision: str) -> pd.DataFrame:
-    """Return the outputs of all modules in a precision, with `largest` magnitude and `room` in bits of its dtype."""
-    table = sites(recording)
-    table = table[(table["role"] == "output") & table["precision"].isin([precision, REFERENCE])]
-    reference = table[table["precision"] == REFERENCE].set_index(["module", "port"])["min"].to_dict()
-    found = table[(table["precision"] == precision) & table["absmax"].notna()].copy()
-    pairs = [_room(row, reference.get((row["module"], row["port"]))) for row in found.to_dict("records")]
-    found["largest"], found["room"] = [a for a, _ in pairs], [b for _, b in pairs]
-    return found
-
-
-def _room(row: Any, lowest: float | None) -> tuple[float, float]:
-    """Return the largest magnitude of an output and its headroom, `lowest` being the least value in float32."""
-    fmt: FloatFormat = FORMATS.get(row["dtype"], FORMATS[REFERENCE])
-    # The lowest number of the dtype in both runs is no value, but a mask: torch.finfo(x.dtype).min.
-    masked = row["min"] == -fmt.max and lowest is not None and lowest <= -0.999 * FORMATS[REFERENCE].max
-    largest = max(row["max"], 0.0) if masked else row["absmax"]
-    return largest, headroom(largest, fmt)
 
 
 def _message(recording: Recording, faults: list[_Fault]) -> str:

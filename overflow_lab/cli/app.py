@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import typer
 
 from overflow_lab import __version__
+from overflow_lab.cli.convert import convert
 from overflow_lab.cli.diff import diff
 from overflow_lab.cli.export import export
+from overflow_lab.cli.fix import fix
 from overflow_lab.cli.kernels import kernels
 from overflow_lab.cli.optional import completed
 from overflow_lab.cli.report import report
@@ -31,10 +33,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(scan)
+app.command()(fix)
 app.command()(report)
 app.command()(diff)
 app.command()(export)
 app.command()(kernels)
+app.command()(convert)
 
 
 def _version(value: bool) -> None:

@@ -42,3 +42,9 @@ def place(given: Path | None, stem: str, suffix: str, *, overwrite: bool) -> Pat
         number += 1
         path = FOLDER / f"{stem}-{number}{suffix}"
     return path
+
+
+def check_folder(folder: Path | None, *, overwrite: bool) -> None:
+    """Refuse a folder that holds something already, before a long scan and not after it."""
+    if folder is not None and folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists; choose another folder, or give --overwrite.")

@@ -9,7 +9,8 @@ import typer
 
 from overflow_lab.cli import options as opt
 from overflow_lab.cli.ending import named_end
-from overflow_lab.cli.places import check_writable, place, stem_of
+from overflow_lab.cli.fix import mended
+from overflow_lab.cli.places import check_folder, check_writable, place, stem_of
 from overflow_lab.cli.progress import watched
 from overflow_lab.cli.show import check_fail_on, exit_code, print_json, print_text
 from overflow_lab.errors import ScanInterrupted, UsageError
@@ -25,6 +26,9 @@ ReproFolder = Annotated[
         help="Write a script that rebuilds the failure, with the weights and inputs of the module at fault, to share.",
         show_default=False,
     ),
+]
+Fix = Annotated[
+    bool, typer.Option("--fix", help="Look for what mends it too, and prove it; `overflow-lab fix` has the options.")
 ]
 
 
@@ -53,6 +57,7 @@ def scan(
     recording: opt.RecordingFile = None,
     report: opt.ReportFile = None,
     repro: ReproFolder = None,
+    fix: Fix = False,
     as_json: opt.AsJson = False,
     fail_on: opt.FailOn = "never",
     overwrite: opt.Overwrite = False,
@@ -63,9 +68,14 @@ def scan(
     target = place(report, stem_of(model), ".html", overwrite=overwrite)
     kept = place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
     check_writable(target)
-    _check_folder(repro, overwrite)
+    check_folder(repro, overwrite=overwrite)
+    if fix and repro is not None:
+        raise UsageError("--fix and --repro are both given; scan with one of them, then with the other.")
     with named_end(kept):
-        found = _scanned(model, precision, kept, context.params, quiet)
+        if fix:
+            found = mended(model, kept, context.params, quiet=quiet).before
+        else:
+            found = _scanned(model, precision, kept, context.params, quiet)
         _report(found, target, kept)
     if as_json:
         print_json(found.recording, found.diagnosis, recording_path=kept, report_path=target)
@@ -95,12 +105,6 @@ def _report(found: Scan, target: Path, kept: Path) -> None:
         found.save_report(target)
     except UsageError as error:
         raise ScanInterrupted(str(error), str(kept)) from error
-
-
-def _check_folder(folder: Path | None, overwrite: bool) -> None:
-    """Refuse a folder that holds something already, before a long scan and not after it."""
-    if folder is not None and folder.exists() and not overwrite and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists; choose another folder, or give --overwrite.")
 
 
 def _script(found: Scan) -> str:

@@ -34,10 +34,15 @@ def print_json(
 
 
 def print_text(recording: Recording, diagnosis: Diagnosis, *, quiet: bool) -> None:
-    """Print the verdicts and the worst sites; with `quiet` the verdicts alone."""
+    """Print the verdicts and the worst sites, or the remedies in their place; with `quiet` no sites."""
+    from overflow_lab.recording import ProofRow
     from overflow_lab.report import terminal
+    from overflow_lab.report.terminal_proofs import remedies
 
-    print_rich(terminal.render(recording, diagnosis, brief=quiet))
+    proofs = bool(recording.of(ProofRow))
+    print_rich(terminal.render(recording, diagnosis, brief=quiet or proofs))
+    if proofs:
+        print_rich(remedies(recording))
 
 
 def print_rich(shown: RenderableType) -> None:

@@ -17,7 +17,17 @@ _TUPLES = frozenset(
 )
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _FLOATS = frozenset(
-    {"error_squares", "reference_squares", "kl_sum", "sum", "sum_of_squares", "absmax", "energy_lost", "relative_error"}
+    {
+        "tightest",
+        "error_squares",
+        "reference_squares",
+        "kl_sum",
+        "sum",
+        "sum_of_squares",
+        "absmax",
+        "energy_lost",
+        "relative_error",
+    }
     | {"value", "error", "error_in", "local_error", "spread_error", "margin", "total", "share"}
 )
 
@@ -67,6 +77,10 @@ def _value(name: str, item: Any) -> Any:
         return Moment(**item)
     if name == "margins":
         return {int(exponent): count for exponent, count in item.items()}
+    if name == "tightest":
+        return tuple((str(module), _number(name, before), _number(name, after)) for module, before, after in item)
+    if name == "figures":
+        return {figure: _SPECIAL.get(number, number) for figure, number in item.items()}
     if name in _TUPLES:
         return tuple(item)
     return _number(name, item)

@@ -20,11 +20,14 @@ class ProofRow:
     `function_error`  relative error of the mended model's float32 output against the original's; 0 is bit-identical
     `function_ulp`    the largest difference of these outputs in units in the last place of their largest magnitude
     `function_kl`     KL divergence of the float32 decisions, in nats
-    `same_tokens`, `same_answers`   share of generated tokens, and of whole answers, that are float32's
+    `same_tokens`, `same_answers`   share of generated tokens (up to the first that differs), and of whole answers, that
+                      are float32's
     `loss_before`, `loss_low`, `loss_after`   task loss: in float32, in the precision as it was, and mended
     `headroom_before`, `headroom_after`   least headroom of any module's output, in bits
     `seconds`, `bytes`  time of a forward and memory of the weights, as ratios to the plain precision
     `runs`            how many runs its search took
+
+    `tightest` are the modules with the least headroom before, as (module, bits before, bits after).
     """
 
     kind: ClassVar[str] = "proof"
@@ -43,3 +46,4 @@ class ProofRow:
     members: tuple[str, ...] = ()
     snippets: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    tightest: tuple[tuple[str, float, float], ...] = ()

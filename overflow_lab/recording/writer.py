@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
@@ -89,3 +90,16 @@ def _create(path: Path) -> IO[str]:
     if path.suffix == ".gz":
         return cast(IO[str], io.TextIOWrapper(gzip.GzipFile(path, "wb", mtime=0), encoding="utf-8", errors=_LONE))
     return path.open("w", encoding="utf-8", errors=_LONE)
+
+
+def append(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows to a recording that is whole, behind its footer. Raises OverflowLabError where it cannot be written."""
+    text = "".join(encode(row) + "\n" for row in rows)
+    data = text.encode("utf-8", errors=_LONE)
+    try:
+        with path.open("ab") as file:  # a gzip file may have several members
+            file.write(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    except OSError as error:
+        raise OverflowLabError(
+            f"the recording {path.name} could not be written further ({error.strerror}); free some disk and try again."
+        ) from error

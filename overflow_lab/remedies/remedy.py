@@ -21,7 +21,8 @@ class Remedy:
     copies; the given one, and whatever belongs to the user, is not touched. `runs_in` is the precision in which the
     mended subject runs: another one only for the kind "precision". `members` are the modules (or "module: operation")
     that are changed; `snippets` are texts to paste, by what they are for; `notes` say what it costs and what it cannot
-    do. `save(folder)` writes a checkpoint that transformers loads without overflow-lab, where there can be one.
+    do. `save(folder)` writes a checkpoint that transformers loads without overflow-lab, where there can be one. `runs`
+    counts what its search took.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Remedy:
     snippets: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     save: Callable[[Path], None] | None = None
+    runs: int = 0
 
     def __post_init__(self) -> None:
         if not self.runs_in:

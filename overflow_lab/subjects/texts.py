@@ -48,3 +48,48 @@ T5_FAMILY = frozenset({"t5", "mt5", "umt5", "longt5", "switch_transformers", "t5
 def built_in(model_type: str) -> tuple[str, ...]:
     """Return the twelve built-in texts for a model of `model_type`."""
     return T5_STYLE if model_type in T5_FAMILY else PLAIN
+
+
+OTHER_PARAGRAPH = (
+    "When the library moved to the old brewery, nobody had counted the books for eleven years. Two students and a "
+    "retired surveyor did it in nine weeks, shelf by shelf, with a handcart and a list of four hundred pages. "
+    "They found 61,204 volumes, a nest of swifts, and a letter from 1887 in which the first librarian asks the council "
+    "for a stove. The council had answered, on the back of the same sheet, that reading keeps people warm enough. "
+)
+
+# What the search for a remedy never sees: of the same kinds, in the same order.
+PLAIN_HELD_BACK = (
+    "Could you tell me the way to the museum?",
+    "The longest river in Africa is",
+    "Iron melts at about fifteen hundred degrees.",
+    "He closed the window because",
+    "No.",
+    OTHER_PARAGRAPH,
+    "Between 2004 and 2011 the price rose from 17.25 to 1,048.60, by a factor of 60.8; 2^24 = 16,777,216.",
+    "class Queue:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+    "        self.items.append(item)\n",
+    "Die Brücke wird bis März repariert. Où avez-vous acheté ce livre ? La lluvia no paró en toda la noche. "
+    "電車は時間どおりに着きました。 Мы встретимся после обеда. 🌧️",
+    OTHER_PARAGRAPH + "Question: what did the council answer, and on what?",
+    '{"order": 7731, "items": [{"sku": "B-9", "count": 3}, {"sku": "K-1", "count": 12}], "paid": true, "total": 418.5}',
+    "A list for the journey: tent, rope, lamp, matches. " * 8 + OTHER_PARAGRAPH,
+)
+T5_HELD_BACK = (
+    "translate English to German: The garden is quiet.",
+    "translate English to French: How much is this?",
+    "cola sentence: The book was put by her the table on.",
+    "translate English to Romanian: The train is late.",
+    "summarize: No.",
+    "summarize: " + OTHER_PARAGRAPH,
+    "translate English to German: Between 2004 and 2011 the price rose from 17.25 to 1,048.60.",
+    "question: How many volumes did they find? context: They found 61,204 volumes, a nest of swifts, and a letter.",
+    "translate English to French: " + OTHER_PARAGRAPH,
+    "summarize: " + OTHER_PARAGRAPH + OTHER_PARAGRAPH,
+    "stsb sentence1: Two dogs run over a field. sentence2: Animals are running outside.",
+    "summarize: " + "A list for the journey: tent, rope, lamp, matches. " * 8,
+)
+
+
+def held_back(model_type: str) -> tuple[str, ...]:
+    """Return twelve other built-in texts for a model of `model_type`, on which a remedy is proven."""
+    return T5_HELD_BACK if model_type in T5_FAMILY else PLAIN_HELD_BACK

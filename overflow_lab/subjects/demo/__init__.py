@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from overflow_lab.subjects.texts import built_in
+from overflow_lab.subjects.texts import built_in, held_back
 
 # All of three digits and more are numbers that training never saw (task.is_held_out).
 PROMPTS: tuple[str, ...] = (
@@ -41,6 +41,21 @@ ANSWERS: tuple[str, ...] = (
     "498071",
     "736940",
 )
+# Of the same kind, and never seen by the search for a remedy.
+HELD_BACK: tuple[str, ...] = (
+    "nine",
+    "fifty-eight",
+    "three hundred and forty-seven",
+    "six hundred and two",
+    "one thousand nine hundred and eighty-five",
+    "five thousand and sixty-six",
+    "seventy thousand and twelve",
+    "ninety-three thousand",
+    "two hundred and ten thousand and seventy",
+    "six hundred and six thousand",
+    "three hundred and fifty-one thousand eight hundred and twenty-nine",
+    "nine hundred and eighty thousand four hundred and thirteen",
+)
 
 
 def folder() -> Path:
@@ -51,3 +66,8 @@ def folder() -> Path:
 def built_in_texts(facts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the texts that a scan runs where none are given, by a recording's facts about its subject."""
     return PROMPTS if facts.get("kind") == "demo" else built_in(str(facts.get("model_type", "")))
+
+
+def held_back_texts(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return other built-in texts than those, on which a remedy is proven."""
+    return HELD_BACK if facts.get("kind") == "demo" else held_back(str(facts.get("model_type", "")))

@@ -1,0 +1,1 @@
+"""What mends a finding, each remedy proven by a second scan."""
