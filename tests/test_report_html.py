@@ -17,9 +17,8 @@ import pytest
 from overflow_lab.analysis import frame
 from overflow_lab.analysis.results import Diagnosis, Verdict
 from overflow_lab.errors import UsageError
-from overflow_lab.recording import ErrorRow, RangeRow, Recording
+from overflow_lab.recording import ErrorRow, ProofRow, RangeRow, Recording
 from overflow_lab.report import html, notebook, plots, report, summary, tables, write_report
-from overflow_lab.report.proofs import Proof
 from tests.rich_recording import large_recording, rich_recording
 from tests.sample_recording import CULPRIT, HOSTILE, sample_diagnosis, sample_recording, t5_modules, wide_modules
 
@@ -110,11 +109,30 @@ def test_a_model_of_7b_with_its_operations_is_below_1_mb_and_holds_every_site() 
 def test_remedies_are_shown_where_there_is_a_proof_and_take_no_room_otherwise(page: str) -> None:
     assert 'id="remedies"' not in page
     verdicts = sample_diagnosis().verdicts
-    proof = Proof(f"keep `{CULPRIT}` in float32 {HOSTILE}", verdicts["float16"], verdicts["bfloat16"])
-    made = html.render(sample_recording(), sample_diagnosis(), proofs=[proof])
+    row = ProofRow(
+        remedy="island",
+        title=f"Keep `{CULPRIT}` in float32 {HOSTILE}",
+        precision="float16",
+        runs_in="float16",
+        proven=True,
+        before=verdicts["float16"].to_dict(),
+        after=verdicts["bfloat16"].to_dict(),
+        inputs=3,
+        held_inputs=1,
+        figures={"headroom_before": -3.0, "headroom_after": 4.0, "function_error": 0.0},
+        snippets={"hooks": f"model.half()  # {HOSTILE}"},
+        tightest=((CULPRIT, -3.0, 4.0),),
+    )
+    failed = dataclasses.replace(row, title="Clamp it", proven=False, reason="it is worse")
+    recording = sample_recording()
+    made = html.render(dataclasses.replace(recording, rows=(*recording.rows, failed, row)), sample_diagnosis())
     words = _words(made.split('id="remedies"')[1].split("</section>")[0])
     assert "breaks: overflow547,171 does not fit: the largest float16 is 65,504." in words
     assert "works" in words
+    assert "3 inputs, and 1 held back" in words
+    assert "the same bits as before" in words
+    assert words.index("Keep") < words.index("Clamp it")
+    assert "it is worse" in words
     assert "<img" not in made
 
 

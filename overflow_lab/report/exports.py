@@ -7,7 +7,7 @@ from typing import Any
 
 from overflow_lab import __version__
 from overflow_lab.analysis.results import Diagnosis
-from overflow_lab.recording import Recording
+from overflow_lab.recording import ProofRow, Recording
 from overflow_lab.recording.codec import plain
 
 # 1: the first schema.
@@ -23,7 +23,8 @@ def to_json(
     """Return the one object that `scan --json` prints; `json.dumps(..., allow_nan=False)` takes it as it is.
 
     Paths are given back as they were given; without `recording_path` it is where the recording was read from.
-    Non-finite floats are the strings "nan", "inf" and "-inf".
+    Non-finite floats are the strings "nan", "inf" and "-inf". "remedies" holds what was tried, a dict for
+    each, with the keys of `ProofRow`.
     """
     made = {
         "overflow_lab": __version__,
@@ -34,6 +35,7 @@ def to_json(
         "report": report_path,
         "verdicts": {name: verdict.to_dict() for name, verdict in diagnosis.verdicts.items()},
         "findings": [finding.to_dict() for finding in diagnosis.findings],
+        "remedies": [{**vars(row)} for row in recording.of(ProofRow)],
     }
     return dict(plain(as_python(made)))
 

@@ -14,6 +14,7 @@ from overflow_lab.analysis.index import bits
 from overflow_lab.analysis.results import Diagnosis
 from overflow_lab.recording import NoiseRow, Recording
 from overflow_lab.report import plots, svg, tables, text
+from overflow_lab.report.proofs import best
 from overflow_lab.report.site_keys import layer_key, operation_key
 
 # Columns of all the staircases together.
@@ -51,6 +52,24 @@ class Frames:
     layers: pd.DataFrame
     operations: pd.DataFrame
     steps: pd.DataFrame
+
+
+def gain(recording: Recording) -> Figure | None:
+    """Return the picture of the headroom before and after the best remedy, None where there is none."""
+    row = next((row for row in best(recording).values() if row.tightest), None)
+    if row is None:
+        return None
+    rows = [[text.module_name(name), text.bits(before), text.bits(after)] for name, before, after in row.tightest]
+    label = f"Bits of headroom of {text.plural(len(row.tightest), 'module')} before and after"
+    return Figure(
+        "gain",
+        "Headroom before and after",
+        Markup(svg.inline(plots.headroom_gain(row.tightest), "gain", label=label)),
+        f"The modules of {text.visible(row.precision, 60)} that were nearest to the limit, before and after: "
+        f"{text.sentence(row.title)}",
+        legend=(("bad", "before"), ("line3", "after")),
+        numbers=Numbers("in numbers", ("module", "bits before", "bits after"), tuple(tuple(r) for r in rows)),
+    )
 
 
 def figures(recording: Recording, diagnosis: Diagnosis, frames: Frames) -> list[Figure]:

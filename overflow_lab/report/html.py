@@ -20,7 +20,7 @@ from overflow_lab.recording import Recording
 from overflow_lab.report import figures, site_keys, summary, tables, text
 from overflow_lab.report.assets import asset
 from overflow_lab.report.operation_table import OperationTable, operation_table
-from overflow_lab.report.proofs import Proof, ProofLine, proof_line
+from overflow_lab.report.proofs import ProofLine, proof_lines
 
 FINDING_CAP = 60
 SCRIPTS = ("unpack.js", "tables.js", "charts.js", "copy.js")
@@ -70,6 +70,7 @@ class Page:
     glance: Sequence[tuple[str, str, str]]
     cards: Sequence[summary.Card]
     proofs: Sequence[ProofLine]
+    gain: figures.Figure | None
     findings: Sequence[summary.FindingLine]
     findings_total: int
     figures: Sequence[figures.Figure]
@@ -113,15 +114,12 @@ class Page:
         return [(name, len(list(columns))) for name, columns in groupby(self.layers.columns, key=lambda c: c.group)]
 
 
-def render(recording: Recording, diagnosis: Diagnosis, *, proofs: Sequence[Proof] = ()) -> str:
-    """Return the report as one HTML page, below 1 MB whatever the size of the model.
-
-    `proofs` are remedies that were tried, with their verdicts before and after.
-    """
+def render(recording: Recording, diagnosis: Diagnosis) -> str:
+    """Return the report as one HTML page, below 1 MB whatever the size of the model."""
     script = "\n".join(asset(name) for name in SCRIPTS)
     template = environment().from_string(asset("report.html.j2"))
     return template.render(
-        page=page(recording, diagnosis, proofs=proofs),
+        page=page(recording, diagnosis),
         policy=_policy(script),
         version=__version__,
         style=Markup(asset("style.css")),
@@ -129,7 +127,7 @@ def render(recording: Recording, diagnosis: Diagnosis, *, proofs: Sequence[Proof
     )
 
 
-def page(recording: Recording, diagnosis: Diagnosis, *, proofs: Sequence[Proof] = ()) -> Page:
+def page(recording: Recording, diagnosis: Diagnosis) -> Page:
     """Return the values that the template shows."""
     frames = figures.Frames(frame.layers(recording), frame.operations(recording), steps(recording))
     casts, casts_total = tables.cast_table(recording)
@@ -142,7 +140,8 @@ def page(recording: Recording, diagnosis: Diagnosis, *, proofs: Sequence[Proof] 
         banner=summary.banner(recording),
         glance=summary.glance(diagnosis),
         cards=summary.cards(diagnosis),
-        proofs=[proof_line(proof) for proof in proofs],
+        proofs=proof_lines(recording),
+        gain=figures.gain(recording),
         findings=findings[:FINDING_CAP],
         findings_total=len(findings),
         figures=figures.figures(recording, diagnosis, frames),

@@ -14,12 +14,15 @@ from overflow_lab.analysis.results import Diagnosis
 from overflow_lab.recording import Recording
 from overflow_lab.report import summary, tables, text
 from overflow_lab.report.plots import low_precisions
+from overflow_lab.report.proofs import best, proof_lines
 
 # GitHub takes 65,536 characters; some room is left for what the author writes round it.
 LIMIT = 60_000
 # Rows of the folded tables: fewer where names are so long that more would not fit.
 _CAPS = (40, 15, 5, 0)
 _NAME = 160
+# Characters of code that are shown: of a rescale that names hundreds of weights, the report has the rest.
+_SNIPPET = 6_000
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>~])")
 # What trackers make of these outside of code: a mention, a link to an issue. A zero-width space keeps them apart.
 _LINKED = re.compile(r"([@#!&$%])(?=\w)")
@@ -85,6 +88,7 @@ def _lines(recording: Recording, diagnosis: Diagnosis, cap: int) -> Iterator[str
     for card in cards:
         if card.severity != "none":
             yield from _card(card)
+    yield from _proofs(recording)
     yield from _folded_findings(diagnosis, cap)
     yield from _folded_layers(recording, cap)
     yield from _folded_answers(recording)
@@ -110,6 +114,30 @@ def _card(card: summary.Card) -> Iterator[str]:
         yield from (f"What reaches the output: {_plain('; '.join(card.effects))}.", "")
     if card.advice:
         yield from (f"**What mends it:** {prose(card.advice)}", "")
+
+
+def _proofs(recording: Recording) -> Iterator[str]:
+    """Yield the remedies, before and after, and the code of the best of each precision."""
+    lines = proof_lines(recording)
+    if not lines:
+        return
+    yield from ("#### What mends it, before and after", "")
+    rows = [
+        [
+            code(line.precision),
+            prose(line.title),
+            _plain(line.before.headline),
+            _plain(line.after.headline if line.after else "-") if line.proven else f"not proven: {prose(line.reason)}",
+            _plain(line.basis),
+        ]
+        for line in lines
+    ]
+    yield from table(("precision", "remedy", "before", "after", "proven on"), rows)
+    yield ""
+    for precision, row in best(recording).items():
+        for label, snippet in list(row.snippets.items())[:1]:
+            body = snippet if len(snippet) < _SNIPPET else snippet[:_SNIPPET].rpartition("\n")[0] + "\n# (cut)"
+            yield from folded(f"{precision}: {row.title}: {label}", ["```python", body.rstrip(), "```"])
 
 
 def _folded_findings(diagnosis: Diagnosis, cap: int) -> Iterator[str]:

@@ -101,6 +101,12 @@ def visible(value: object, limit: int = 400) -> str:
     return shorten(shown, limit)
 
 
+def block(value: object) -> str:
+    """Return a text of several lines, such as code, that is safe to show: line by line visible, tabs as spaces."""
+    lines = str(value).strip("\n").expandtabs(4).split("\n")
+    return "\n".join(visible(line, max(len(line), 1) * 10).rstrip() for line in lines)
+
+
 def module_name(path: str, limit: int = 400) -> str:
     """Return a module path for reading; the root, whose path is empty, gets a name."""
     return visible(path, limit) if path else "(the model itself)"
