@@ -31,6 +31,7 @@ from overflow_lab.recording import (
     OperationRow,
     OutputRow,
     PrecisionRow,
+    ProofRow,
     RangeRow,
     RunRow,
     StepRow,
@@ -39,7 +40,7 @@ from overflow_lab.recording import (
 )
 from overflow_lab.recording.codec import decode, dump, encode
 from overflow_lab.recording.rows import ROW_TYPES
-from overflow_lab.recording.writer import Writer
+from overflow_lab.recording.writer import Writer, append
 
 SAMPLES = Path(__file__).parent / "recordings"
 HEADER = Header(FORMAT, "0.1.0", "2026-01-01T00:00:00+00:00", {"name": "m"}, ("float32", "float16"))
@@ -65,6 +66,23 @@ ROWS: list[Any] = [
     AttributionRow("float16", "relative", 0.5, "a", "aten.add", 1, 0.9, 12, amplifier=("b", "aten.sub")),
     NoiseRow("bfloat16", 0.01),
     StepRow("float16", "beam", 0, 1, 2, (3.5, 0.0), (0, 9), (0.25, None)),
+    ProofRow(
+        "island",
+        "Keep `a` in float32",
+        "float16",
+        "float16",
+        proven=True,
+        before={"verdict": "overflow", "value": "inf"},
+        after={"verdict": "ok"},
+        held_back={"verdict": "ok"},
+        inputs=3,
+        held_inputs=1,
+        figures={"headroom_before": -1.5},
+        members=("a",),
+        snippets={"torch": "model.half()\n"},
+        notes=("costs nothing",),
+        tightest=(("a", -1.5, math.inf),),
+    ),
     BlindSpotRow("a", "was never called"),
 ]
 
@@ -241,3 +259,20 @@ def test_events_of_two_calls_add_up_to_the_earlier_place_and_the_largest_margin(
     later = dataclasses.replace(first, batch=1, call=5, changed=1, row=0, margin=0.25)
     last = dataclasses.replace(first, batch=2, margin=0.125)
     assert first + later + last == dataclasses.replace(first, changed=5, margin=0.25)
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
+def test_rows_are_added_to_a_recording_that_is_whole(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    whole = write(path).recording()
+    proof = next(row for row in ROWS if isinstance(row, ProofRow))
+    append(path, [proof, proof])
+    read = load(path)
+    assert read.rows == (*whole.rows, proof, proof)
+    assert read.complete
+
+
+def test_rows_that_cannot_be_added_are_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(OverflowLabError, match="could not be written further") as raised:
+        append(tmp_path / "no" / "r.jsonl", [])
+    assert "\n" not in str(raised.value)
