@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from overflow_lab.capture.modes import outside_modes
 from overflow_lab.capture.module_path import ModulePath
 from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.samples import Differences, Samples
@@ -52,6 +53,10 @@ class ModuleRanges:
 
     def _see(self, path: str, name: str, value: Any, *, caches: bool) -> None:
         """Measure each floating tensor in one argument or output."""
+        with outside_modes():
+            self._measure(path, name, value, caches)
+
+    def _measure(self, path: str, name: str, value: Any, caches: bool) -> None:
         call = self._calls[path] - 1
         for port, tensor in tensors(value, name, unknown=self.unknown, caches=caches):
             if not (tensor.is_floating_point() or tensor.is_complex()):

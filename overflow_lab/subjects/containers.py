@@ -83,31 +83,37 @@ def _attributes(value: Any, name: str) -> list[tuple[str, Any]]:
     return [(f"{name}.{key}", item) for key, item in attributes.items() if isinstance(item, held) or is_cache(item)]
 
 
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, *, caches: bool = True) -> Any:
     """Return a copy of the nested inputs with `function` applied to each tensor; unknown objects are passed on.
 
-    A cache of keys and values is copied too: a model appends to it.
+    A cache of keys and values is copied too: a model appends to it. With `caches=False` it is passed on as it is.
     """
+
+    def each(item: Any) -> Any:
+        return map_tensors(function, item, caches=caches)
+
     if isinstance(value, torch.Tensor):
         return function(value)
+    if not caches and is_cache(value):
+        return value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(function, item) for item in value))
+        return type(value)(*(each(item) for item in value))
     if isinstance(value, (list, tuple, set)):
-        return type(value)([map_tensors(function, item) for item in value])
+        return type(value)([each(item) for item in value])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _replaced(value, {f.name: f.init for f in dataclasses.fields(value)}, function)
+        return _replaced(value, {f.name: f.init for f in dataclasses.fields(value)}, each)
     if isinstance(value, Mapping):
-        return _mapped(value, {key: map_tensors(function, item) for key, item in value.items()})
+        return _mapped(value, {key: each(item) for key, item in value.items()})
     if is_cache(value) and hasattr(value, "__dict__"):
         made = copy.copy(value)
-        vars(made).update({name: map_tensors(function, item) for name, item in vars(value).items()})
+        vars(made).update({name: each(item) for name, item in vars(value).items()})
         return made
     return value
 
 
-def _replaced(value: Any, fields: dict[str, bool], function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _replaced(value: Any, fields: dict[str, bool], each: Callable[[Any], Any]) -> Any:
     """Return a dataclass with its fields mapped (`fields` says which are arguments of its `__init__`)."""
-    items = {name: map_tensors(function, getattr(value, name)) for name in fields if hasattr(value, name)}
+    items = {name: each(getattr(value, name)) for name in fields if hasattr(value, name)}
     try:  # the way that ModelOutput needs, whose items are to be its attributes
         return dataclasses.replace(value, **{name: item for name, item in items.items() if fields[name]})
     except Exception:  # an `__init__` of its own, an InitVar, a check that refuses copies
