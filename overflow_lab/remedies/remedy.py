@@ -39,3 +39,11 @@ class Remedy:
     def __post_init__(self) -> None:
         if not self.runs_in:
             object.__setattr__(self, "runs_in", self.precision)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search gave: remedies, the best first, and where there are none the reason, a sentence or nothing."""
+
+    remedies: tuple[Remedy, ...] = ()
+    reason: str = ""

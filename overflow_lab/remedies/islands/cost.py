@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -22,14 +21,12 @@ SMALL = 0.5
 class Cost:
     """The weights in an island, of all weights (elements); `stacks` are members that hold a whole list of layers.
 
-    `slower` is the ratio of a forward with the island to one without, on this machine; None where it was not measured.
     `autocast` says that all weights are float32 anyway, `wrapped` that operations are members.
     """
 
     kept: int
     total: int
     stacks: tuple[str, ...] = ()
-    slower: float | None = None
     autocast: bool = False
     wrapped: bool = False
 
@@ -45,8 +42,7 @@ class Cost:
 
     def sentences(self) -> tuple[str, ...]:
         """Return what the island costs, for the notes of a remedy."""
-        time = "" if self.slower is None else f"; a forward takes {self.slower:.2g} times as long on this machine"
-        time += ", under a wrapper that looks at every operation" if time and self.wrapped else ""
+        time = "; the wrapper here looks at every operation, which takes time" if self.wrapped else ""
         if self.autocast:
             return (f"Under autocast it costs no memory of weights: they are float32 anyway{time}.",)
         if not self.kept:
@@ -58,13 +54,11 @@ class Cost:
         )
 
 
-def cost_of(model: nn.Module, members: Members, *, seconds: Sequence[float | None], autocast: bool) -> Cost:
-    """Return the cost of members of a model; `seconds` are those of a forward with them, and without."""
-    mine, plain = seconds
-    slower = mine / plain if mine and plain else None
+def cost_of(model: nn.Module, members: Members, *, autocast: bool) -> Cost:
+    """Return the cost of members of a model; what it costs in time, the proof measures."""
     stacks = tuple(path for path in modules_of(members) if _holds_stack(model.get_submodule(path)))
     return Cost(
-        kept_weights(model, members), all_weights(model), stacks, slower, autocast, any(member.op for member in members)
+        kept_weights(model, members), all_weights(model), stacks, autocast, any(member.op for member in members)
     )
 
 

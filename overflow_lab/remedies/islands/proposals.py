@@ -57,34 +57,33 @@ def islands(subject: Subject, found: Scan, precision: str, *, progress: Progress
 
 def _searched(search: Search, runs: int) -> Islands:
     trials = search.trials
-    plain = search.begin()
+    search.begin()
     trials.most = max(1, int(_FOR_MODULES * runs))
     modules = search.modules()
     none = modules is None and trials.runs < trials.most
     trials.most = max(1, int(_FOR_OPEN * runs))
-    if modules is None or not _cost(search, modules.members, plain).small:
+    if modules is None or not _cost(search, modules.members).small:
         modules = search.open_modules() or modules
     spent = trials.runs >= trials.most
     trials.most = runs
     tiny = modules is not None and kept_weights(search.model, modules.members) <= _TINY * all_weights(search.model)
     operations = None if tiny else search.operations()
     found = [(one, _alone(search, one.members)) for one in (modules, operations) if one is not None]
-    made = [_remedy(search, one, alone=alone, plain=plain, most=runs, none_of_modules=none) for one, alone in found]
+    made = [_remedy(search, one, alone=alone, most=runs, none_of_modules=none) for one, alone in found]
     made.sort(key=lambda pair: (not pair[0].small, round(pair[0].share, 2)))
     reason = "" if made else _why_none(search, spent or trials.runs >= runs)
     return Islands(tuple(remedy for _, remedy in made), trials.runs, reason)
 
 
-def _cost(search: Search, members: Members, plain: float | None) -> Cost:
-    seconds = (search.trials.timed(members), plain)
-    return cost_of(search.model, members, seconds=seconds, autocast=search.trials.precision.cast == "autocast")
+def _cost(search: Search, members: Members) -> Cost:
+    return cost_of(search.model, members, autocast=search.trials.precision.cast == "autocast")
 
 
 def _remedy(
-    search: Search, found: Found, *, alone: bool | None, plain: float | None, most: int, none_of_modules: bool
+    search: Search, found: Found, *, alone: bool | None, most: int, none_of_modules: bool
 ) -> tuple[Cost, Remedy]:
     trials, members = search.trials, found.members
-    cost = _cost(search, members, plain)
+    cost = _cost(search, members)
     notes = [_counted(found, trials.runs, most), *cost.sentences()]
     if not cost.small:
         notes.insert(0, _not_small(search, cost))

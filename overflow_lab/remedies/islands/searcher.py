@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -71,13 +72,10 @@ class Search:
         """The findings of the precision in the scan that the search begins with."""
         return tuple(f for f in self.scan.diagnosis.findings if f.precision == self.trials.name)
 
-    def begin(self) -> float | None:
-        """See whether a plain forward shows what breaks; return the seconds that one takes, None where it raises."""
-        try:
+    def begin(self) -> None:
+        """See whether a plain forward shows what breaks."""
+        with contextlib.suppress(BudgetSpent):
             self.blind = self.trials.mends(frozenset())
-        except BudgetSpent:
-            return None
-        return self.trials.timed(frozenset())
 
     def modules(self) -> Found | None:
         """Return the smallest set of modules, None where no set short of the whole model mends."""

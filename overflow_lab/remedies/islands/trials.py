@@ -6,8 +6,6 @@ accepts is still to be confirmed by a scan.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -96,22 +94,6 @@ class Trials:
             yield
         finally:
             self.most += runs
-
-    def timed(self, members: Members) -> float | None:
-        """Return the seconds of a forward of the first batch, the better of two; None where it raises."""
-        best = None
-        with self._with(lambda: apply(self.low.model, self.base.model, members, self.precision)):
-            for _ in range(2):
-                began = time.perf_counter()
-                try:
-                    with kept_random_state(), torch.no_grad():
-                        self._forward(self.low, self._references[0], watched=False)
-                except MemoryError:
-                    raise
-                except Exception:
-                    return None
-                best = min(best or math.inf, time.perf_counter() - began)
-        return best
 
     def accepted(self) -> list[Members]:
         """Return the sets with which a forward was right."""

@@ -37,7 +37,7 @@ class Mode:
 def modes(model: nn.Module, equations: Equations, *, checkpoint: bool) -> Iterator[Mode]:
     """Yield the ways to treat the constants of a model, the most desirable first."""
     constants = [knob for knob in equations.knobs if knob.kind == "constant"]
-    nameless = frozenset(knob for knob in constants if knob.name.startswith(":"))
+    nameless = frozenset(knob for knob in constants if knob.nameless)
     scales = frozenset(knob for knob in constants if not _is_eps(knob))
     if checkpoint:
         groups: dict[float, list[Knob]] = {}
@@ -57,7 +57,7 @@ def modes(model: nn.Module, equations: Equations, *, checkpoint: bool) -> Iterat
 
 
 def _is_eps(knob: Knob) -> bool:
-    return knob.name.startswith(":") or _EPS in knob.name.rpartition(":")[2]
+    return knob.nameless or _EPS in knob.name.rpartition(":")[2]
 
 
 def fields_of(model: nn.Module, value: float) -> list[tuple[Any, str]]:

@@ -27,12 +27,13 @@ class Equations:
     """Collects, over all runs: `zeros` are expressions that must be 0; `sizes` the magnitudes, by exponent and dtype.
 
     `constants` are the values of module attributes that may change with a scale (an eps, a softmax scaling), by
-    "path:attribute"; `used` the attributes whose knob stands in some expression.
+    "path:attribute"; `parts` the slices of each weight whose products were taken apart.
     """
 
     zeros: set[Key] = field(default_factory=set)
     sizes: dict[tuple[Key, str], Size] = field(default_factory=dict)
     constants: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, set[Knob]] = field(default_factory=dict)
 
     def zero(self, expression: Expression) -> None:
         """Demand that an exponent be 0."""

@@ -21,7 +21,8 @@ class Knob:
 
     A "weight" is a parameter or a saved buffer by its name, a "part" the slice `first` to `last` of its dimension
     `dim`; "shifted" a weight that is used only as `weight + shift` (the norms of Gemma); a "constant" the attribute of
-    a module, "path:attribute"; "free" a tensor of zeros, which any factor leaves as it is.
+    a module, "path:attribute", or "=value" where no attribute holds it; "free" a tensor of zeros, which any factor
+    leaves as it is.
     """
 
     kind: Kind
@@ -30,6 +31,11 @@ class Knob:
     first: int = 0
     last: int = 0
     shift: float = 0.0
+
+    @property
+    def nameless(self) -> bool:
+        """Whether this is a constant that no attribute holds, so that nobody can change it."""
+        return self.kind == "constant" and self.name.startswith("=")
 
 
 Expression = Mapping[Knob, float]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from overflow_lab.capture.shadow import operations
-from overflow_lab.remedies.scaling.expressions import Expression, Knob, plus
+from overflow_lab.remedies.scaling.calls import scales
+from overflow_lab.remedies.scaling.expressions import ZERO, Expression, Knob, plus
 
 if TYPE_CHECKING:
     from overflow_lab.remedies.scaling.trace import ScaleTrace
@@ -63,11 +64,11 @@ class Product:
         """Return the exponent of what `tensor` is: the indices `first` to `last` of the axis."""
         first, last = first * self.unit, last * self.unit
         knob = Knob("part", self.weight, self.dim, first, last)
-        trace.parts.setdefault(knob.name, set()).add(knob)
+        trace.equations.parts.setdefault(knob.name, set()).add(knob)
         made = plus(self.inner, {knob: 1.0})
         if self.bias is not None:
             beside = Knob("part", self.bias, 0, first, last)
-            trace.parts.setdefault(beside.name, set()).add(beside)
+            trace.equations.parts.setdefault(beside.name, set()).add(beside)
             trace.equations.equal({beside: 1.0}, made)
         trace.equations.saw(made, self.dtype, *size_of(tensor))
         return made
@@ -98,8 +99,8 @@ def slice_of(tensor: torch.Tensor, knob: Knob) -> torch.Tensor:
 
 def follow(trace: ScaleTrace, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """Give a view the exponent of what it looks at."""
-    source = next((t for t in operations.tensors_in((args, kwargs)) if t.is_floating_point()), None)
-    if source is None or trace.is_constant(source):
+    source = next((t for t in operations.tensors_in((args, kwargs)) if scales(t)), None)
+    if source is None or (trace.is_constant(source) and trace.of(source) is ZERO):
         return
     given = operations.arguments(op, args, kwargs)
     known = trace.peek(source)
@@ -181,7 +182,9 @@ def _moved(made: Product, name: str, given: dict[str, Any], source: torch.Tensor
             a, b = given["dim0"] % source.dim(), given["dim1"] % source.dim()
             order[a], order[b] = order[b], order[a]
         axis, unit = order.index(made.axis), 1
-    elif name in ("aten.slice", "aten.detach", "aten.alias") and view.dim() == source.dim():
+    elif name in ("aten.detach", "aten.alias") or (
+        name == "aten.slice" and view.shape[made.axis] == source.shape[made.axis]
+    ):
         axis, unit = made.axis, 1
     else:
         return None

@@ -24,7 +24,7 @@ from overflow_lab.progress import Progress, Silent
 from overflow_lab.recording import OperationRow
 from overflow_lab.recording.writer import Writer
 from overflow_lab.remedies.checkpoint import save_checkpoint
-from overflow_lab.remedies.remedy import Remedy
+from overflow_lab.remedies.remedy import Found, Remedy
 from overflow_lab.remedies.scaling import describe
 from overflow_lab.remedies.scaling.constants import Mode, merged, modes, shifted_clashes, write_config
 from overflow_lab.remedies.scaling.edits import Edits, named
@@ -47,23 +47,26 @@ SAME_FUNCTION = 1e-5
 def propose(
     subject: Subject, found: Scan, precision: str, *, progress: Progress | None = None, runs: int = 60
 ) -> list[Remedy]:
-    """Return the rescale that gives every value headroom in `precision`, or nothing where no such rescale exists.
+    """Return the rescale that gives every value headroom in `precision`, or nothing where no such rescale exists."""
+    return list(search(subject, found, precision, progress=progress, runs=runs).remedies)
 
-    Only float16 has too little range for it; `runs` bounds how many batches are looked at. A model that cannot be
-    traced has no rescale.
-    """
+
+def search(subject: Subject, found: Scan, precision: str, *, progress: Progress | None = None, runs: int = 60) -> Found:
+    """Return the same, with the reason where there is none; `runs` bounds how many batches are looked at."""
     asked = parse_precision(precision)
     if asked.dtype != "float16":
-        return []
+        return Found(reason=f"{asked.dtype} has the range of float32, so a scale moves nothing")
     tell = progress or Silent()
     tell.stage("reading how values scale")
     with kept_random_state(), torch.no_grad():
         traced = _traced(subject, found, precision, min(runs, MOST_BATCHES))
         if traced is None:
-            return []
+            return Found(reason="the program cannot be followed operation by operation")
         tell.stage("solving for the exponents")
         best = _best(subject, traced)
-    return [] if best is None else [_remedy(subject, precision, traced, best)]
+    if best is None:
+        return Found(reason="what does not fit has no scale of its own: its operations ask for these very values")
+    return Found((_remedy(subject, precision, traced, best),))
 
 
 @dataclass

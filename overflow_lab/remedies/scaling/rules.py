@@ -6,20 +6,17 @@ An operation that is not named here is taken to be no better than a GELU: its op
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from overflow_lab.capture.shadow import operations
+from overflow_lab.remedies.scaling.calls import Call
 from overflow_lab.remedies.scaling.expressions import ZERO, Expression, Knob, plus, scaled
 from overflow_lab.remedies.scaling.products import Leaf, Product
 
-if TYPE_CHECKING:
-    from overflow_lab.remedies.scaling.trace import ScaleTrace
-
-# An eps that keeps a division from being one by zero, where it is a bound; and what no float16 value reaches.
-TINY, HUGE = 1e-6, 6e4
+# An eps that keeps a division from being one by zero, where it is a bound and where it is added; and what no float16
+# value reaches.
+TINY, SMALL, HUGE = 1e-6, 1e-2, 6e4
 
 
 def _words(text: str) -> frozenset[str]:
@@ -27,25 +24,26 @@ def _words(text: str) -> frozenset[str]:
 
 
 _SAME = _words("""
-    neg abs relu leaky_relu clone _to_copy sum mean cumsum amax amin max min topk sort kthvalue median mode
+    neg abs relu leaky_relu clone sum mean cumsum amax amin max min topk sort kthvalue median mode
     cummax cummin gather index index_select embedding take masked_select repeat roll flip tril triu rot90
-    native_dropout dropout linalg_vector_norm norm std nansum lift_fresh unfold im2col col2im
+    native_dropout dropout std nansum lift_fresh unfold im2col col2im
     pixel_shuffle pixel_unshuffle channel_shuffle
-    max_pool1d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d mean_pool
+    max_pool1d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d
     _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_avg_pool1d
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d _upsample_bilinear2d_aa
-    _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d _unsafe_view
+    _upsample_nearest_exact3d upsample_bilinear2d upsample_bicubic2d upsample_linear1d upsample_trilinear3d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa reflection_pad1d reflection_pad2d reflection_pad3d
+    replication_pad1d replication_pad2d replication_pad3d _unsafe_view
     _reshape_copy contiguous view_copy expand_copy permute_copy slice_copy transpose_copy squeeze_copy unsqueeze_copy
-    _unsafe_index diag diagonal_copy repeat_interleave segment_reduce nan_to_num
+    _unsafe_index diag diagonal_copy repeat_interleave nan_to_num
 """)  # fmt: skip
 _EQUAL = _words("""
-    cat stack where maximum minimum copy index_put _index_put_impl index_copy index_add scatter scatter_add
-    scatter_reduce masked_scatter slice_scatter select_scatter as_strided_scatter hstack vstack fmax fmin
+    cat stack where maximum minimum copy index_put _index_put_impl index_copy index_add scatter_add masked_scatter
+    slice_scatter select_scatter as_strided_scatter hstack vstack fmax fmin
 """)  # fmt: skip
 _PRODUCTS = _words("mm bmm mv dot matmul mul outer ger vdot inner _grouped_mm linalg_vecdot kron")
 _CONVOLUTIONS = _words("""
-    convolution _convolution mkldnn_convolution cudnn_convolution miopen_convolution conv_depthwise2d
+    convolution _convolution mkldnn_convolution cudnn_convolution miopen_convolution
     _conv_depthwise2d thnn_conv2d _slow_conv2d_forward slow_conv3d convolution_overrideable
 """)  # fmt: skip
 _COMPARED = _words("gt lt ge le eq ne")
@@ -56,56 +54,6 @@ _ATTENTION = _words("""
     _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
     _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps
 """)  # fmt: skip
-
-
-@dataclass
-class Call:
-    """One call of an operation: `given` are its arguments by name, `results` its floating results."""
-
-    trace: ScaleTrace
-    name: str
-    given: dict[str, Any]
-    path: str
-    results: list[torch.Tensor]
-
-    @property
-    def short(self) -> str:
-        """The operation's name without "aten." and the underscore of the in-place form."""
-        return self.name.rpartition(".")[2].removesuffix("_")
-
-    def of(self, name: str) -> Expression:
-        """Return the exponent of an argument: that of a tensor, zero for a number or where there is none."""
-        value = self.given.get(name)
-        return self.trace.of(value) if isinstance(value, torch.Tensor) and value.is_floating_point() else ZERO
-
-    def floats(self) -> list[torch.Tensor]:
-        """Return all floating tensors among the arguments."""
-        return [t for t in operations.tensors_in(self.given) if t.is_floating_point()]
-
-    def number(self, name: str) -> float | None:
-        """Return an argument that is a plain number."""
-        value = self.given.get(name)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-    def zero(self, expression: Expression) -> None:
-        """Demand that an exponent be 0."""
-        self.trace.equations.zero(expression)
-
-    def equal(self, a: Expression, b: Expression) -> None:
-        """Demand that two exponents be the same."""
-        self.trace.equations.equal(a, b)
-
-    def attribute(self, value: float, word: str) -> Expression:
-        """Return the knob of the running module's attribute that holds `value` and has `word` in its name.
-
-        Where there is none, that of a constant which nobody can reach.
-        """
-        module = self.trace.modules.get(self.path)
-        named = vars(module) if module is not None else {}
-        name = next((n for n, v in named.items() if word in n and type(v) is float and v == value), "")
-        knob = Knob("constant", f"{self.path}:{name}" if name else f":{value!r}")
-        self.trace.equations.constants[knob.name] = value
-        return {knob: 1.0}
 
 
 Rule = Callable[[Call], Expression | Product | Sequence[Expression]]
@@ -134,6 +82,11 @@ def _general(call: Call) -> Expression | Product | Sequence[Expression]:
         return _compared(call)
     if short in _UNMOVED:
         return ZERO
+    return _pinned(call)
+
+
+def _pinned(call: Call) -> Expression:
+    """Demand that all operands keep their values."""
     for tensor in call.floats():
         call.zero(call.trace.of(tensor))
     return ZERO
@@ -143,6 +96,8 @@ def _equal(call: Call) -> Expression:
     first, *others = [call.trace.of(t) for t in call.floats()]
     for other in others:
         call.equal(first, other)
+    if any(bool((tensor != 0).any()) for tensor in call.whole_numbers()):
+        call.zero(first)
     return first
 
 
@@ -216,6 +171,7 @@ def _add(call: Call) -> Expression:
     number = call.number("other")
     if number is None:
         return _equal(call)
+    number *= call.number("alpha") or 1.0
     first = call.given["self"]
     if number == 0.0:
         return call.trace.of(first)
@@ -223,16 +179,18 @@ def _add(call: Call) -> Expression:
     if isinstance(leaf, Leaf) and call.short == "add":
         knob = Knob("shifted", leaf.name, shift=number)
         return {knob: 1.0}
-    made = call.trace.of(first)
-    call.equal(made, call.attribute(number, "eps"))
+    made, known = call.trace.of(first), call.attribute(number, "eps")
+    # Whatever its size, an eps that has a name can follow the scale; one that has none may be left only if it is small.
+    if _reachable(known) or abs(number) <= SMALL:
+        call.equal(made, known)
+    else:
+        call.zero(made)
     return made
 
 
 def _divided(call: Call) -> Expression:
     if call.given.get("rounding_mode") is not None:
-        for tensor in call.floats():
-            call.zero(call.trace.of(tensor))
-        return ZERO
+        return _pinned(call)
     number = call.number("other")
     if number is not None:
         known = call.attribute(number, "scal")
@@ -243,9 +201,7 @@ def _divided(call: Call) -> Expression:
 def _power(call: Call) -> Expression:
     exponent = call.number("exponent")
     if exponent is None:
-        for tensor in call.floats():
-            call.zero(call.trace.of(tensor))
-        return ZERO
+        return _pinned(call)
     return scaled(call.of("self"), exponent)
 
 
@@ -296,7 +252,7 @@ def _layer_norm(call: Call) -> Sequence[Expression]:
 def _normed(call: Call, source: str, *, means: int) -> Sequence[Expression]:
     """Return the exponents of a norm: its weight's; it forgets the scale of what it is given, but for its eps."""
     x = call.of(source)
-    eps = call.number("eps")
+    eps = call.number("eps") or call.number("epsilon")  # cudnn's name for it
     if eps:
         call.equal(scaled(x, 2.0), call.attribute(eps, "eps"))
     weight, bias = call.of("weight"), call.given.get("bias")
@@ -326,11 +282,13 @@ def _attention(call: Call) -> Sequence[Expression]:
     if scale is not None and _reachable(known := call.attribute(scale, "scal")):
         scores = plus(scores, known)
     call.zero(scores)
+    for mask in ("attn_mask", "attn_bias"):
+        call.zero(call.of(mask))
     return (call.of("value"), *[ZERO] * (len(call.results) - 1))
 
 
 def _reachable(constant: Expression) -> bool:
-    return not next(iter(constant)).name.startswith(":")
+    return not next(iter(constant)).nameless
 
 
 def _addcmul(call: Call) -> Expression:
@@ -345,10 +303,47 @@ def _grid_sample(call: Call) -> Expression:
 
 
 def _filled(call: Call) -> Expression:
-    value = call.number("value")
-    if value:
+    if isinstance(call.given.get("value"), torch.Tensor):
+        call.equal(call.of("self"), call.of("value"))
+    elif call.number("value"):
         call.zero(call.of("self"))
     return call.of("self")
+
+
+def _cast(call: Call) -> Expression:
+    """Return the exponent of a cast; one to integers rounds, one to truths only asks what is zero."""
+    dtype = call.given.get("dtype")
+    if call.results or dtype is torch.bool:
+        return call.trace.of(call.floats()[0]) if call.floats() else ZERO
+    return _pinned(call)
+
+
+def _vector_norm(call: Call) -> Expression:
+    order = call.given.get("ord", call.given.get("p"))
+    return _pinned(call) if order == 0 else call.of("self")  # 0 counts
+
+
+def _scattered(call: Call) -> Expression:
+    if call.given.get("reduce") in ("multiply", "prod") or call.number("value"):
+        return _pinned(call)
+    return _equal(call)
+
+
+def _segments(call: Call) -> Expression:
+    if call.given.get("reduce") == "prod" or call.number("initial"):
+        return _pinned(call)
+    return call.of("data")
+
+
+def _prelu(call: Call) -> Expression:
+    call.zero(call.of("weight"))
+    return call.of("self")
+
+
+def _alike(call: Call) -> Expression:
+    """Return the exponent of a constant that is made in the shape of something."""
+    nothing = call.short in ("zeros_like", "new_zeros") or call.number("fill_value") == 0.0
+    return call.trace.free() if nothing else ZERO
 
 
 _RULES: dict[str, Rule] = {
@@ -375,6 +370,14 @@ _RULES: dict[str, Rule] = {
     "constant_pad_nd": _padded,
     "fill": _filled,
     "zero": lambda call: call.of("self"),
+    "_to_copy": _cast,
+    "linalg_vector_norm": _vector_norm,
+    "norm": _vector_norm,
+    "_prelu_kernel": _prelu,
+    "scatter": _scattered,
+    "scatter_reduce": _scattered,
+    "segment_reduce": _segments,
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"), _alike),
     "native_layer_norm": _layer_norm,
     "native_group_norm": lambda call: _normed(call, "input", means=2),
     "_fused_rms_norm": lambda call: _normed(call, "input", means=1),

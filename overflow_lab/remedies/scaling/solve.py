@@ -59,7 +59,10 @@ def solve(
     if result.x is None:
         return None
     chosen = {knob: round(result.x[table.column[table.root(knob)]]) for knob in equations.knobs if table.moves(knob)}
-    return Solution({knob: e for knob, e in chosen.items() if e and knob.kind != "free"}, table.missing(result.x))
+    moved = {knob: e for knob, e in chosen.items() if e and knob.kind != "free"}
+    # A weight that is used as a whole too was made equal to its parts: these would be scaled twice.
+    once = {knob: e for knob, e in moved.items() if knob.kind != "part" or Knob("weight", knob.name) not in moved}
+    return Solution(once, table.missing(result.x))
 
 
 class _Table:

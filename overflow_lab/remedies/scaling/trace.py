@@ -17,6 +17,7 @@ from overflow_lab.capture.module_path import ModulePath
 from overflow_lab.capture.shadow import operations
 from overflow_lab.capture.shadow.sites import Ordinals, SiteKey
 from overflow_lab.remedies.scaling import products, rules
+from overflow_lab.remedies.scaling.calls import Call, scales
 from overflow_lab.remedies.scaling.equations import Equations
 from overflow_lab.remedies.scaling.expressions import ZERO, Expression, Knob
 from overflow_lab.remedies.scaling.products import MASK, Leaf, Product, size_of, slice_of
@@ -59,7 +60,6 @@ class ScaleTrace(TorchDispatchMode):
         self.model, self.equations, self.dtypes, self.low = model, equations, dtypes, low
         self.modules = dict(model.named_modules())
         self.weights = Weights.of(model)
-        self.parts: dict[str, set[Knob]] = {}
         self.ordinals = Ordinals()
         self.path = ModulePath(model, lambda *_: self.ordinals.enter(), lambda *_: self.ordinals.leave())
         self._known: Any = WeakTensorKeyDictionary()
@@ -68,12 +68,12 @@ class ScaleTrace(TorchDispatchMode):
     def run(self, inputs: Mapping[str, Any], positional: tuple[Any, ...]) -> None:
         """Run the model once; what it returns must keep its values."""
         for _, tensor in tensors([dict(inputs), positional], "input"):
-            if tensor.is_floating_point():
+            if scales(tensor):
                 self._known[tensor] = ZERO
         with kept_buffers(self.model), self.path, self:
             output = self.model(*positional, **inputs)
         for _, tensor in tensors(output, "output", caches=False):
-            if tensor.is_floating_point():
+            if scales(tensor):
                 self.equations.zero(self.of(tensor))
         self._link_parts()
         self._sizes_of_weights()
@@ -120,7 +120,7 @@ class ScaleTrace(TorchDispatchMode):
         known: Any = ZERO
         if name is not None:
             known = Leaf(name)
-        elif tensor.is_floating_point() and not bool(((tensor != 0) & (tensor.abs() < MASK)).any()):
+        elif scales(tensor) and not bool(((tensor != 0) & (tensor.abs() < MASK)).any()):
             known = self.free()  # zeros, infinities and masks
         if name is not None or known is not ZERO:
             self._known[tensor] = known
@@ -130,24 +130,26 @@ class ScaleTrace(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = op(*args, **kwargs)
         facts = operations.facts_of(op)
+        for tensor in operations.written(facts, args, kwargs):
+            self.peek(tensor)  # whether it is nothing but zeros shows only before
+        result = op(*args, **kwargs)
         if facts.views:
             products.follow(self, op, args, kwargs, result)
             return result
         key = (self.path.current, facts.name, self.ordinals.next(facts.name))
-        made = [t for t in operations.tensors_in(result) if t.is_floating_point()]
+        made = [t for t in operations.tensors_in(result) if scales(t)]
         if facts.unset:
             for tensor in made:
                 self._known[tensor] = self.free()
             return result
         given = operations.arguments(op, args, kwargs) if isinstance(op, torch._ops.OpOverload) else {"args": args}
-        if not any(not self.is_constant(t) for t in operations.tensors_in((args, kwargs)) if t.is_floating_point()):
+        if not any(not self.is_constant(t) for t in operations.tensors_in((args, kwargs)) if scales(t)):
             return result  # a constant is made, or whole numbers are
-        self._learn(rules.Call(self, facts.name, given, self.path.current, made), key)
+        self._learn(Call(self, facts.name, given, self.path.current, made), key)
         return result
 
-    def _learn(self, call: rules.Call, key: SiteKey) -> None:
+    def _learn(self, call: Call, key: SiteKey) -> None:
         """Write down what an operation imposes, and the exponents and sizes of its results."""
         found = rules.apply(call)
         for tensor, known in zip(call.results, found, strict=False):
@@ -175,7 +177,7 @@ class ScaleTrace(TorchDispatchMode):
         """Make the parts of a weight one where it is also used as a whole, or where they overlap."""
         used = {knob for key in self.equations.zeros for knob, _ in key}
         used |= {knob for key, _ in self.equations.sizes for knob, _ in key}
-        for name, parts in self.parts.items():
+        for name, parts in self.equations.parts.items():
             ordered = sorted(parts)
             whole = self.whole(name)
             apart = all(a.dim == b.dim and a.last <= b.first for a, b in itertools.pairwise(ordered))
