@@ -30,6 +30,7 @@ The pieces
 `range_ladder`, `error_growth`   pictures of `layers`, as matplotlib Figures; `error_staircase` of `operations`,
             `generation_timeline` of `steps`.
 `remedy`    what mends a model, each remedy proven by a second scan: `Remedies`.
+`finetune`  trains a copy of a model until its activations fit, by an `ActivationPenalty`, which is for your loop, too.
 `missing_kernels`  what this torch lacks for a model in one precision.
 `assert_fits`  for test suites: fails with the diagnosis unless a model works in a precision, with headroom to spare.
 
@@ -65,7 +66,9 @@ if TYPE_CHECKING:
     from overflow_lab.kernels import MissingKernel, missing_kernels
     from overflow_lab.recording import Recording, load
     from overflow_lab.remedies.convert import convert
+    from overflow_lab.remedies.finetune import finetune
     from overflow_lab.remedies.mending import remedy
+    from overflow_lab.remedies.penalty import ActivationPenalty
     from overflow_lab.remedies.treatment import Remedies
     from overflow_lab.report import report
     from overflow_lab.report.exports_tables import export
@@ -94,6 +97,8 @@ _HOMES = {
     "load": "overflow_lab.recording",
     "export": "overflow_lab.report.exports_tables",
     "Remedies": "overflow_lab.remedies.treatment",
+    "finetune": "overflow_lab.remedies.finetune",
+    "ActivationPenalty": "overflow_lab.remedies.penalty",
     "remedy": "overflow_lab.remedies.mending",
     "report": "overflow_lab.report",
     "Scan": "overflow_lab.scan",
@@ -102,6 +107,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ActivationPenalty",
     "Comparison",
     "Diagnosis",
     "MissingKernel",
@@ -120,6 +126,7 @@ __all__ = [
     "error_growth",
     "error_staircase",
     "export",
+    "finetune",
     "generation_timeline",
     "layers",
     "load",

@@ -18,6 +18,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 # One real command line for each command; a command without one fails the test of this page.
 EXAMPLES = {
     "scan": 'overflow-lab scan ./my-model --precision fp16 --text "summarize: ..." --fail-on error',
+    "fix": "overflow-lab fix ./my-model --precision fp16 --save ./mended",
+    "convert": "overflow-lab convert ./my-model --to fp16 --remedy auto --save ./my-model-fp16",
+    "finetune": "overflow-lab finetune ./my-model --data texts.txt --save ./my-model-fits",
     "report": "overflow-lab report reports/my-model.jsonl.gz",
     "export": "overflow-lab export reports/my-model.jsonl.gz layers.csv",
     "diff": "overflow-lab diff before.jsonl.gz after.jsonl.gz",
@@ -86,7 +89,7 @@ def _parameter(name: str, info: Any, kind: type, *, repeats: bool, default: obje
 
 def _default(value: object, names: tuple[str, ...]) -> str:
     """Return a default as a cell; the help of an option tells one that is not a constant."""
-    if value is None or value is False or value is ... or value == []:
+    if value is None or value is False or value is ... or value is inspect.Parameter.empty or value == []:
         return ""
     return f"`{names[0]}`" if value is True else f"`{value}`"
 

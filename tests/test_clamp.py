@@ -86,7 +86,7 @@ def scanned(model: nn.Module, *shape: int, precision: str = "float16") -> tuple[
 def proposed(model: nn.Module, *shape: int) -> tuple[Subject, Scan, Remedy]:
     subject, found = scanned(model, *shape)
     assert found.verdicts["float16"].severity == "error"
-    (remedy,) = clamp.propose(subject, found, "float16")
+    (remedy,) = clamp.propose(subject, found, "float16").remedies
     return subject, found, remedy
 
 
@@ -117,7 +117,7 @@ def test_the_error_that_it_leaves_is_said_with_how_many_values_it_changes_and_ho
 def test_an_output_that_is_itself_too_large_is_not_clamped() -> None:
     subject, found = scanned(Plain(), 4, 8)
     assert found.verdicts["float16"].severity == "error"
-    assert clamp.propose(subject, found, "float16") == []
+    assert clamp.propose(subject, found, "float16").remedies == ()
 
 
 def test_scores_that_turn_into_nan_inside_a_module_are_out_of_reach() -> None:
@@ -125,7 +125,7 @@ def test_scores_that_turn_into_nan_inside_a_module_are_out_of_reach() -> None:
     subject = from_module(overflow.Scores(300.0), torch.randn(2, 5, 16))
     found = scan_subject(subject, ["float16"])
     assert found.verdicts["float16"].severity == "error"
-    assert clamp.propose(subject, found, "float16") == []
+    assert clamp.propose(subject, found, "float16").remedies == ()
 
 
 def test_a_sum_between_two_modules_is_clamped_at_what_the_next_one_takes() -> None:
@@ -228,8 +228,8 @@ def test_what_is_right_already_is_not_clamped(severity: str) -> None:
     subject, found = scanned(Post(2e5), 4, 64)
     verdict = dataclasses.replace(found.verdicts["float16"], severity=severity)
     diagnosis = dataclasses.replace(found.diagnosis, verdicts={"float16": verdict})
-    assert clamp.propose(subject, dataclasses.replace(found, diagnosis=diagnosis), "float16") == []
-    assert clamp.propose(subject, found, "bfloat16") == []
+    assert clamp.propose(subject, dataclasses.replace(found, diagnosis=diagnosis), "float16").remedies == ()
+    assert clamp.propose(subject, found, "bfloat16").remedies == ()
 
 
 def test_the_number_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +244,7 @@ def test_the_number_of_runs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     clamp.propose(subject, found, "float16", runs=2)
     assert len(runs) <= 2
     runs.clear()
-    made = clamp.propose(subject, found, "float16")
+    made = clamp.propose(subject, found, "float16").remedies
     assert 0 < len(runs) <= MOST_RUNS
     assert [remedy.runs for remedy in made] == [len(runs)]
 
@@ -282,7 +282,7 @@ def test_a_decoder_of_bart_that_has_no_clamp_of_its_own_gets_one() -> None:
     subject = from_module(model, {"input_ids": torch.randint(2, 64, (2, 9))})
     found = scan_subject(subject, ["float16"])
     assert found.verdicts["float16"].effect.nonfinite
-    (remedy,) = clamp.propose(subject, found, "float16")
+    (remedy,) = clamp.propose(subject, found, "float16").remedies
     assert remedy.members == ("layers.0.fc2: output",)
     after = scan_subject(remedy.mend(subject), ["float16"]).verdicts["float16"]
     assert after.severity == "warning"
@@ -291,4 +291,4 @@ def test_a_decoder_of_bart_that_has_no_clamp_of_its_own_gets_one() -> None:
 def test_a_scan_that_ended_early_gives_nothing() -> None:
     subject, found = scanned(Post(2e5), 4, 64)
     empty = Recording(found.recording.header)
-    assert clamp.propose(subject, dataclasses.replace(found, recording=empty), "float16") == []
+    assert clamp.propose(subject, dataclasses.replace(found, recording=empty), "float16").remedies == ()

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from overflow_lab.errors import OverflowLabError, UsageError
 from overflow_lab.recording import load
 from overflow_lab.remedies.convert import Conversion, convert
+from overflow_lab.remedies.remedy import Found
 from overflow_lab.subjects import saving
 from overflow_lab.subjects.demo import ANSWERS, PROMPTS
 from tests.tiny_models import save
@@ -373,7 +374,7 @@ def _unasked(*args: Any, **more: Any) -> Any:
 def test_without_a_proven_remedy_it_is_refused_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overflow_lab.remedies.scaling.propose", lambda *args, **more: [])
+    monkeypatch.setattr("overflow_lab.remedies.scaling.propose", lambda *args, **more: Found())
     done = convert("demo", "fp16", tmp_path / "out", remedy="auto", texts=("seven",), generate=False)
     assert "no rescale mends it" in done.refused
     assert list(tmp_path.iterdir()) == []

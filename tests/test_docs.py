@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from overflow_lab.cli.app import run
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-COMMANDS = ("scan", "report", "diff", "export", "kernels")
+COMMANDS = ("scan", "fix", "convert", "finetune", "report", "diff", "export", "kernels")
+# The other commands have theirs in docs/cli.md.
+WITH_HELP = ("scan", "fix")
 BLOCK = "<!-- {name} -->\n\n```text\n{text}\n```\n\n<!-- /{name} -->"
 
 
@@ -44,17 +47,28 @@ def help_of(command: str) -> str:
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
 
 
+def shown(*arguments: str) -> list[str]:
+    """Return the lines that a command prints about the demo."""
+    command = [sys.executable, "-c", "from overflow_lab.cli import main; main()", *arguments, "demo"]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, check=True, cwd=folder)
+    return [line.rstrip() for line in done.stdout.splitlines()]
+
+
 def demo_verdict() -> str:
     """Return the terminal's title and first verdict of a scan of the demo."""
-    program = "from overflow_lab.cli import main; main()"
-    arguments = [sys.executable, "-c", program, "scan", "demo", "--overwrite", "--quiet"]
-    places = ["--report", "reports/demo.html", "--recording", "reports/demo.jsonl.gz"]
-    done = subprocess.run([*arguments, *places], capture_output=True, text=True, check=True, cwd=ROOT)
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    lines = shown("scan")
     return "\n".join(lines[: lines.index("", 2)])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def demo_mended() -> str:
+    """Return what `fix` says of the demo's remedies in one precision."""
+    lines = shown("fix", "--precision", "fp16")
+    first = next(i for i, line in enumerate(lines) if line.startswith("float16  breaks"))
+    return "\n".join(lines[first : lines.index("", first)])
+
+
+@pytest.mark.parametrize("command", WITH_HELP)
 def test_the_help_in_the_readme_is_the_commands_own(command: str) -> None:
     assert block(f"help:{command}") == help_of(command)
 
@@ -89,6 +103,13 @@ def test_the_demo_in_the_readme_names_what_the_demo_breaks_at() -> None:
     assert all(word in shown for word in ("where", "why", "chain", "output", "next"))
 
 
+def test_what_mends_the_demo_in_the_readme_names_a_rescale_and_its_proof() -> None:
+    said = block("fix")
+    assert said.splitlines()[0].startswith("float16  breaks: overflow → works")
+    assert max(len(line) for line in said.splitlines()) <= 80
+    assert all(word in said for word in ("✓ Rescale", "proof", "least headroom", "in float32 the same bits"))
+
+
 def test_the_python_of_the_readme_runs() -> None:
     snippets = re.findall(r"```python\n(.*?)```", read(), flags=re.DOTALL)
     assert len(snippets) == 2
@@ -109,7 +130,7 @@ def test_the_names_of_the_manual_are_public() -> None:
 def _write() -> None:
     """Write every block of the README anew."""
     made = read()
-    texts = {f"help:{name}": help_of(name) for name in COMMANDS} | {"demo": demo_verdict()}
+    texts = {f"help:{name}": help_of(name) for name in WITH_HELP} | {"demo": demo_verdict(), "fix": demo_mended()}
     for name, text in texts.items():
         filled = BLOCK.format(name=name, text=text)
         pattern = rf"<!-- {name} -->(?:\n\n```text\n.*?\n```\n\n<!-- /{name} -->)?"

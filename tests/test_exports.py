@@ -12,6 +12,7 @@ import numpy as np
 from overflow_lab import __version__
 from overflow_lab.analysis.results import Diagnosis, Effect, Finding, Verdict
 from overflow_lab.report.exports import to_json
+from tests.mended_recording import CODE, mended_recording
 from tests.sample_recording import BAD_VALUE, CULPRIT, sample_diagnosis, sample_recording
 
 
@@ -68,3 +69,16 @@ def test_the_recordings_own_path_is_told_where_no_other_is_given() -> None:
     recording = sample_recording()
     assert to_json(recording, sample_diagnosis())["recording"] == recording.path
     assert to_json(recording, sample_diagnosis())["report"] is None
+
+
+def test_what_was_tried_is_in_the_json_with_its_proof() -> None:
+    made = to_json(mended_recording(), sample_diagnosis())
+    json.dumps(made, allow_nan=False)
+    assert [(row["remedy"], row["proven"]) for row in made["remedies"]] == [
+        ("clamp", False),
+        ("rescale", True),
+        ("island", True),
+    ]
+    assert made["remedies"][0]["figures"] == {"function_error": "inf"}
+    assert made["remedies"][1]["snippets"] == {"Python, on the model in float32": CODE}
+    assert to_json(sample_recording(), sample_diagnosis())["remedies"] == []

@@ -35,7 +35,7 @@ def verdict(subject: Subject, precision: str = "float16") -> str:
 
 def searched(model: nn.Module, inputs: Any, precision: str = "float16", runs: int = 60) -> tuple[Subject, Islands]:
     subject = from_module(model, inputs)
-    return subject, islands.search(subject, scanned(subject, precision), precision, runs=runs)
+    return subject, islands.propose(subject, scanned(subject, precision), precision, runs=runs)
 
 
 def of_modules(found: Islands) -> Remedy:

@@ -13,6 +13,7 @@ from markdown_it import MarkdownIt
 from overflow_lab.analysis.results import Diagnosis, Finding, Origin, Verdict
 from overflow_lab.recording import BlindSpotRow, Recording
 from overflow_lab.report import markdown
+from tests.mended_recording import CODE, clamp, mended_recording, rescale
 from tests.sample_recording import CULPRIT, HOSTILE, sample_diagnosis, sample_recording, t5_modules
 
 NASTY = (
@@ -170,3 +171,37 @@ def test_no_absolute_path_is_told() -> None:
 def test_an_unfinished_scan_says_so_first() -> None:
     body = markdown.render(sample_recording(complete=False), sample_diagnosis())
     assert body.splitlines()[2].startswith("> The scan did not finish")
+
+
+def test_remedies_are_a_table_and_the_code_of_the_best_is_folded() -> None:
+    body = markdown.render(mended_recording(), sample_diagnosis())
+    table = next(table for table in seen(body).tables if table[0][0] == "remedy")
+    assert [row[0] for row in table[1:]] == [
+        "Rescale 2 weights by powers of two (2^-7 to 2^7)",
+        f"Keep {CULPRIT} in float32",
+    ]
+    assert table[0][1:4] == ["second scan", "least headroom", "in float32"]
+    assert table[1][1:4] == ["✓ works, held back too", "−3.1 → 3.9 bits", "the same bits"]
+    assert table[2][1:4] == ["✓ works", "−3.1 → over 24 bits", "–"]
+    assert f"```python\n{CODE.rstrip()}\n```" in body
+    assert "<details><summary>1 tried and not proven</summary>" in body
+    assert "What mends float16" not in markdown.render(sample_recording(), sample_diagnosis())
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_a_remedy_cannot_leave_its_cell_or_its_fence(name: str) -> None:
+    rows = (rescale(title=name, snippets={name: f"````\n{name}\n```"}), clamp(title=name, reason=name))
+    plain, nasty = (
+        seen(markdown.render(mended_recording(*given), sample_diagnosis()))
+        for given in ((rescale(title="a", snippets={"b": "c"}), clamp(title="d", reason="e")), rows)
+    )
+    skipped = ("code", "a", "br")
+    assert [tag for tag in nasty.tags if tag not in skipped] == [tag for tag in plain.tags if tag not in skipped]
+
+
+def test_much_code_gives_way_so_that_the_body_fits() -> None:
+    rows = [rescale(precision=f"float16-{n}", snippets={"a": CODE * 100}) for n in range(40)]
+    body = markdown.render(mended_recording(*rows), sample_diagnosis())
+    assert len(body) < markdown.LIMIT
+    made = seen(body)
+    assert made.tags.count("details") == made.tags.count("summary") == body.count("</details>")

@@ -46,13 +46,13 @@ def loud(precisions: tuple[str, ...] = ("float16",)) -> tuple[Subject, Scan]:
     return subject, scan_subject(subject, precisions)
 
 
-def names(made: list[Remedy]) -> list[str]:
+def names(made: tuple[Remedy, ...]) -> list[str]:
     return [remedy.runs_in for remedy in made]
 
 
 def test_an_overflow_in_float16_is_mended_by_bfloat16_with_and_without_autocast() -> None:
     subject, found = loud()
-    made = propose(subject, found, "float16")
+    made = propose(subject, found, "float16").remedies
     assert names(made) == ["bfloat16", "bfloat16-autocast"]
     assert all(remedy.kind == "precision" and remedy.precision == "float16" for remedy in made)
     assert made[0].mend(subject) is subject
@@ -63,7 +63,7 @@ def test_an_overflow_in_float16_is_mended_by_bfloat16_with_and_without_autocast(
 
 def test_what_is_wrong_with_the_others_is_said_beside() -> None:
     subject, found = loud()
-    (first, _) = propose(subject, found, "float16")
+    (first, _) = propose(subject, found, "float16").remedies
     assert "float16-autocast is not ok: overflow at `layer`" in first.notes
 
 
@@ -71,13 +71,13 @@ def test_a_step_that_bfloat16_cannot_count_is_mended_by_float16() -> None:
     subject = from_module(Fine(), torch.arange(990.0, 1000.0)[None])
     found = scan_subject(subject, ["bfloat16"])
     assert found.verdicts["bfloat16"].verdict == "precision"
-    assert names(propose(subject, found, "bfloat16"))[0] == "float16"
+    assert names(propose(subject, found, "bfloat16").remedies)[0] == "float16"
 
 
 def test_a_precision_that_is_ok_needs_no_other() -> None:
     subject, found = loud(("bfloat16",))
-    assert propose(subject, found, "bfloat16") == []
-    assert propose(subject, found, "float16") == []
+    assert propose(subject, found, "bfloat16").remedies == ()
+    assert propose(subject, found, "float16").remedies == ()
 
 
 def test_only_what_was_not_scanned_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,25 +89,25 @@ def test_only_what_was_not_scanned_is_scanned(monkeypatch: pytest.MonkeyPatch) -
         return scan_subject(subject, precisions, **more)
 
     monkeypatch.setattr(other_precision, "scan_subject", watched)
-    assert names(propose(subject, found, "float16")) == ["bfloat16", "bfloat16-autocast"]
+    assert names(propose(subject, found, "float16").remedies) == ["bfloat16", "bfloat16-autocast"]
     assert asked == ["bfloat16-autocast"]
 
 
 def test_the_narrow_range_of_float16_is_said() -> None:
     subject = from_module(Fine(), torch.arange(990.0, 1000.0)[None])
-    made = propose(subject, scan_subject(subject, ["bfloat16"]), "bfloat16")
+    made = propose(subject, scan_subject(subject, ["bfloat16"]), "bfloat16").remedies
     assert any("float16 ends at 65,504" in note for note in made[0].notes)
     assert all(remedy.runs == 3 for remedy in made)
 
 
 def test_without_runs_left_only_what_was_found_is_proposed() -> None:
     subject, found = loud(("float16", "bfloat16"))
-    assert names(propose(subject, found, "float16", runs=0)) == ["bfloat16"]
+    assert names(propose(subject, found, "float16", runs=0).remedies) == ["bfloat16"]
 
 
 def test_the_hardware_that_bfloat16_asks_for_is_said_and_so_is_the_memory_of_autocast() -> None:
     subject, found = loud()
-    cast, autocast = propose(subject, found, "float16")
+    cast, autocast = propose(subject, found, "float16").remedies
     assert any("compute capability 8.0" in note for note in cast.notes)
     assert any("twice the memory" in note for note in autocast.notes)
     assert not any("twice the memory" in note for note in cast.notes)
@@ -178,5 +178,5 @@ def test_what_the_loader_keeps_in_float32_makes_it_another_precision_than_to(tmp
     broken = dataclasses.replace(found.verdicts["float16-to"], verdict="overflow", severity="error")
     verdicts = {**found.verdicts, "float16-to": broken}
     diagnosis = dataclasses.replace(found.diagnosis, verdicts=verdicts)
-    made = propose(subject, dataclasses.replace(found, diagnosis=diagnosis), "float16-to", runs=0)
+    made = propose(subject, dataclasses.replace(found, diagnosis=diagnosis), "float16-to", runs=0).remedies
     assert names(made) == ["float16"]

@@ -14,6 +14,7 @@ import overflow_lab
 from overflow_lab.analysis.results import Diagnosis
 from overflow_lab.report import html, write_report
 from tests.conftest import OpenPage
+from tests.mended_recording import mended_recording
 from tests.rich_recording import large_recording, rich_recording
 from tests.sample_recording import CULPRIT, HOSTILE, sample_diagnosis, sample_recording, t5_modules
 
@@ -253,6 +254,23 @@ def test_without_javascript_all_is_there_and_no_dead_control(browser_page: OpenP
         assert shown.locator("#table tbody tr:visible").count() == 115
         assert shown.locator(".tools:visible, button:visible, .readout:visible").count() == 0
         assert shown.locator("#ranges svg:visible, #growth svg:visible, #generation svg:visible").count() >= 3
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (390, "light")])
+def test_what_mends_it_opens_is_copied_and_passes_axe(
+    browser_page: OpenPage, tmp_path: Path, width: int, scheme: str
+) -> None:
+    path = write_report(mended_recording(), sample_diagnosis(), tmp_path / "r.html")
+    with browser_page(path, width=width, color_scheme=scheme) as shown:
+        assert shown.locator("#remedies pre:visible").count() == 0
+        shown.locator(".verdict a[href='#remedies']").click()
+        shown.locator("#remedies .proof summary").first.press("Enter")
+        shown.locator("#remedies .copy button").first.click()
+        assert shown.locator("#remedies .copy button").first.inner_text() in ("Copied", "Selected: press Ctrl+C")
+        shown.locator("#remedies details").evaluate_all("all => all.forEach(one => { one.open = true; })")
+        assert shown.evaluate("document.documentElement.scrollWidth") <= width
+        found = Axe().run(shown).response["violations"]
+        assert [(v["id"], [node["html"][:120] for node in v["nodes"][:3]]) for v in found] == []
 
 
 def _hostile(tmp_path: Path) -> Path:

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -17,8 +18,9 @@ import pytest
 from overflow_lab.analysis import frame
 from overflow_lab.analysis.results import Diagnosis, Verdict
 from overflow_lab.errors import UsageError
-from overflow_lab.recording import ErrorRow, ProofRow, RangeRow, Recording
+from overflow_lab.recording import ErrorRow, RangeRow, Recording
 from overflow_lab.report import html, notebook, plots, report, summary, tables, write_report
+from tests.mended_recording import CODE, clamp, mended_recording, rescale
 from tests.rich_recording import large_recording, rich_recording
 from tests.sample_recording import CULPRIT, HOSTILE, sample_diagnosis, sample_recording, t5_modules, wide_modules
 
@@ -106,34 +108,64 @@ def test_a_model_of_7b_with_its_operations_is_below_1_mb_and_holds_every_site() 
         assert len(keys) == len(table.lines) + table.held == table.total
 
 
-def test_remedies_are_shown_where_there_is_a_proof_and_take_no_room_otherwise(page: str) -> None:
+def _remedies(recording: Recording) -> tuple[str, str]:
+    """Return the section of remedies as HTML, and the words that it shows."""
+    section = html.render(recording, sample_diagnosis()).split('<section id="remedies"')[1].split("</section>")[0]
+    return section, _words(f'<section id="remedies"{section}</section>')
+
+
+def test_remedies_come_before_and_after_and_those_that_are_not_proven_last(page: str) -> None:
     assert 'id="remedies"' not in page
-    verdicts = sample_diagnosis().verdicts
-    row = ProofRow(
-        remedy="island",
-        title=f"Keep `{CULPRIT}` in float32 {HOSTILE}",
-        precision="float16",
-        runs_in="float16",
-        proven=True,
-        before=verdicts["float16"].to_dict(),
-        after=verdicts["bfloat16"].to_dict(),
-        inputs=3,
-        held_inputs=1,
-        figures={"headroom_before": -3.0, "headroom_after": 4.0, "function_error": 0.0},
-        snippets={"hooks": f"model.half()  # {HOSTILE}"},
-        tightest=((CULPRIT, -3.0, 4.0),),
-    )
-    failed = dataclasses.replace(row, title="Clamp it", proven=False, reason="it is worse")
-    recording = sample_recording()
-    made = html.render(dataclasses.replace(recording, rows=(*recording.rows, failed, row)), sample_diagnosis())
-    words = _words(made.split('id="remedies"')[1].split("</section>")[0])
-    assert "breaks: overflow547,171 does not fit: the largest float16 is 65,504." in words
-    assert "works" in words
-    assert "3 inputs, and 1 held back" in words
-    assert "the same bits as before" in words
-    assert words.index("Keep") < words.index("Clamp it")
-    assert "t is worse" in words
-    assert "<img" not in made
+    section, words = _remedies(mended_recording())
+    assert "float16 breaks: overflow → works 2 of 3 remedies are proven" in words
+    for said in ("proven on 12 inputs, and on 5 that the search did not see", "−3.1 → 3.9 bits", "the same bits"):
+        assert said in words
+    assert words.index("Rescale 2 weights") < words.index(f"Keep {CULPRIT}") < words.index("Clamp what")
+    assert "1 tried and not proven" in words
+    assert f"On inputs that were held back the verdict is overflow: {CULPRIT} makes infinities." in words
+    assert Outline(f"<x>{section.partition('>')[2]}</x>").balanced
+
+
+def test_the_remedy_on_the_first_screen_is_one_that_is_proven() -> None:
+    said = "Rescale 2 weights by powers of two (2^-7 to 2^7): proven on 12 inputs, and on 5 that"
+    top = html.render(mended_recording(), sample_diagnosis()).split("<nav")[0]
+    assert said in _words(top)
+    assert 'href="#remedies"' in top
+    top = html.render(mended_recording(clamp()), sample_diagnosis()).split("<nav")[0]
+    assert "Use bfloat16, or keep wo in float32" in _words(top)
+    assert 'href="#remedies"' not in top
+
+
+def test_where_nothing_is_proven_the_page_says_so_and_shows_what_was_tried() -> None:
+    section, words = _remedies(mended_recording(clamp(), clamp(title="Clamp more")))
+    assert "none of the 2 remedies that were tried is proven" in words
+    assert '<details class="tried" open>' in section
+    assert "<svg" not in section.split("<h3>")[1].split("</h3>")[1].replace('<svg class="mark', "")
+
+
+def test_code_to_paste_is_there_to_the_letter_with_a_button() -> None:
+    section, _ = _remedies(mended_recording(rescale(title=HOSTILE, snippets={HOSTILE: f"{CODE}\x1b[2J{HOSTILE}"})))
+    code = section.split('<pre tabindex="0">')[1].split("</pre>")[0]
+    assert unescape(code) == f"{CODE}\\x1b[2J{HOSTILE}"
+    assert section.count('<div class="copy"><button type="button" hidden>Copy</button><pre') == 1
+    assert "<img" not in section
+
+
+def test_the_page_stays_small_whatever_there_is_to_paste() -> None:
+    code = "\n".join(f"model.layers[{n}].mlp.down_proj.weight.mul_(2.0**-7)" for n in range(400))
+    rows = [rescale(precision=f"float16-{n}", snippets={"a": code, "b": code * 9}) for n in range(12)]
+    made = html.render(mended_recording(*rows), sample_diagnosis())
+    assert len(made.encode()) < 1_000_000
+    assert "too long for this page" in made
+
+
+def test_the_picture_of_headroom_names_remedies_and_the_tightest_modules_once() -> None:
+    gain = html.page(mended_recording(), sample_diagnosis()).mended[0][1]
+    assert gain is not None
+    assert gain.numbers is not None
+    assert gain.numbers.rows == ((f"{CULPRIT} +1", "−3.1", "3.9"), ("(the model itself)", "10.4", "10.4"))
+    for said in ("Rescale 2 weights by powers", "Keep encoder.block.2.", "−3.1 → 108.9"):
+        assert said in gain.svg
 
 
 def test_first_sentences_end_at_a_full_stop_before_a_capital() -> None:

@@ -40,13 +40,13 @@ class Proposed:
 
     subject: Subject
     found: Scan
-    remedies: list[Remedy]
+    remedies: tuple[Remedy, ...]
 
 
 def proposed(model: Any, inputs: Any = None, precision: str = "float16", **options: Any) -> Proposed:
     subject = subject_of(model, inputs, options, None)
     found = scan_subject(subject, [precision], level="operation")
-    return Proposed(subject, found, scaling.propose(subject, found, precision))
+    return Proposed(subject, found, scaling.propose(subject, found, precision).remedies)
 
 
 # ---- the demo ----
@@ -126,7 +126,7 @@ def test_where_no_rescale_helps_none_is_proposed_that_changes_the_function_or_hi
 
 def test_bfloat16_has_range_enough_and_gets_no_rescale() -> None:
     model, inputs = built("a ReLU between", SHARED)
-    assert proposed(model, inputs, "bfloat16").remedies == []
+    assert proposed(model, inputs, "bfloat16").remedies == ()
 
 
 def test_a_program_that_cannot_be_watched_gets_no_rescale() -> None:
@@ -141,7 +141,7 @@ def test_a_program_that_cannot_be_watched_gets_no_rescale() -> None:
         return m.inner(x)
 
     subject = subject_of(Of(forward, inner=model), inputs, {}, None)
-    assert scaling.propose(subject, found, "float16") == []
+    assert scaling.propose(subject, found, "float16").remedies == ()
     assert calls
 
 

@@ -57,7 +57,7 @@ class Case:
     digest: str
     subject: Subject
     found: Scan
-    remedies: list[Remedy]
+    remedies: tuple[Remedy, ...]
 
     @property
     def remedy(self) -> Remedy:
@@ -152,7 +152,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         before = digest(folder)
         subject = find(str(folder), options)
         found = scan_subject(subject, ["float16"], level="operation")
-        yield Case(name, folder, before, subject, found, scaling.propose(subject, found, "float16"))
+        yield Case(name, folder, before, subject, found, scaling.propose(subject, found, "float16").remedies)
 
 
 def test_the_checkpoint_breaks_and_one_rescale_is_proposed(case: Case) -> None:

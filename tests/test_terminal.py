@@ -11,6 +11,8 @@ from rich.console import Console
 from overflow_lab.analysis.results import Diagnosis
 from overflow_lab.recording import Recording
 from overflow_lab.report import terminal
+from overflow_lab.report.terminal_proofs import remedies
+from tests.mended_recording import CODE, clamp, mended_recording, rescale
 from tests.sample_recording import CULPRIT, Modules, sample_diagnosis, sample_recording, t5_modules, wide_modules
 
 
@@ -99,3 +101,42 @@ def test_a_recording_without_rows_is_still_shown() -> None:
 def test_a_large_model_shows_ten_of_its_layers() -> None:
     shown = _shown(sample_recording(modules=wide_modules(1000)))
     assert "10 of 1,000 layers" in shown
+
+
+def _remedies(recording: Recording, width: int = 80) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True, force_terminal=False).print(remedies(recording))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_remedies_say_what_is_proven_on_what_and_what_is_not(width: int) -> None:
+    lines = _remedies(mended_recording(), width)
+    assert max(map(len, lines)) <= width
+    words = " ".join(" ".join(lines).split())
+    assert words.startswith("float16 breaks: overflow → works (2 of 3 remedies are proven) ✓ Rescale 2 weights")
+    assert "proof on 12 inputs, and on 5 that the search did not see" in words
+    assert "least headroom −3.1 → 3.9 bits; in float32 the same bits" in words
+    assert f"✓ Keep {CULPRIT} in float32 least headroom −3.1 → over 24 bits; time of a forward × 1.37" in words
+    assert "✕ Clamp what" in words
+    assert "not proven. On inputs that were held back the verdict is overflow" in words
+
+
+def test_code_of_a_few_lines_stands_on_the_terminal_and_longer_code_is_named() -> None:
+    short, long = (_remedies(mended_recording(rescale(snippets={"hooks": code}))) for code in (CODE, CODE * 9))
+    assert "    paste      with torch.no_grad():" in short
+    assert "                   model.wo.weight.mul_(2.0**-7)  # `wo` </script>" in short
+    assert "with torch.no_grad()" not in "".join(long)
+    assert any(line.endswith("in the report: hooks") for line in long)
+
+
+def test_where_nothing_is_proven_it_says_so() -> None:
+    assert "float16  breaks: overflow  (the one remedy that was tried is not proven)" in _remedies(
+        mended_recording(clamp())
+    )
+    assert _remedies(sample_recording()) == []
+
+
+def test_the_advice_of_a_verdict_is_the_remedy_that_is_proven() -> None:
+    assert "next    Rescale 2 weights by powers of two" in _shown(mended_recording())
+    assert "next    Use bfloat16" in _shown(mended_recording(clamp()))

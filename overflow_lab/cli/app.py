@@ -12,6 +12,7 @@ from overflow_lab import __version__
 from overflow_lab.cli.convert import convert
 from overflow_lab.cli.diff import diff
 from overflow_lab.cli.export import export
+from overflow_lab.cli.finetune import finetune
 from overflow_lab.cli.fix import fix
 from overflow_lab.cli.kernels import kernels
 from overflow_lab.cli.optional import completed
@@ -39,6 +40,7 @@ app.command()(diff)
 app.command()(export)
 app.command()(kernels)
 app.command()(convert)
+app.command()(finetune)
 
 
 def _version(value: bool) -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
+from rich.text import Text
 
 from overflow_lab.cli import options as opt
 from overflow_lab.cli.ending import named_end
 from overflow_lab.cli.places import check_folder, check_writable, place, stem_of
 from overflow_lab.cli.progress import watched
-from overflow_lab.cli.show import print_json, print_text
+from overflow_lab.cli.show import print_json, print_rich, print_text
 from overflow_lab.errors import ScanInterrupted, UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ Save = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write the mended model as a checkpoint, where it can be one."),
 ]
+_NOT_SAVED = "no proven remedy is a change of weights alone"
 Runs = Annotated[int, typer.Option(help="The most runs that a search may take, for each kind.")]
 
 
@@ -91,8 +94,10 @@ def fix(
         print_json(found.before.recording, found.before.diagnosis, recording_path=kept, report_path=target)
         return int(not found.mended)
     print_text(found.before.recording, found.before.diagnosis, quiet=quiet)
-    for line in _lines(found, saved, save):
-        typer.echo(line)
+    for note in found.notes:
+        print_rich(Padding(Text(note), (0, 0, 0, 2)))
+    if save is not None:
+        typer.echo(f"\nsaved      {f'{save}  ({saved})' if saved else 'nothing: ' + _NOT_SAVED}")
     if not quiet:
         typer.echo(f"\nreport     {target}\nrecording  {kept}\nagain      overflow-lab report {kept}")
     return int(not found.mended)
@@ -140,12 +145,3 @@ def _report(found: Remedies, target: Path, kept: Path) -> None:
         found.save_report(target)
     except UsageError as error:
         raise ScanInterrupted(str(error), str(kept)) from error
-
-
-def _lines(found: Remedies, saved: str | None, folder: Path | None) -> list[str]:
-    """Return what was saved, and what was not found."""
-    lines = [f"  {note}" for note in found.notes]
-    if folder is not None:
-        where = f"saved      {folder}  ({saved})"
-        lines += ["", where if saved else "saved      nothing: no proven remedy is a change of weights alone"]
-    return lines

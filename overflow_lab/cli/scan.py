@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,6 +84,8 @@ def scan(
     print_text(found.recording, found.diagnosis, quiet=quiet)
     if not quiet:
         typer.echo(f"\nreport     {target}\nrecording  {kept}\nagain      overflow-lab report {kept}")
+        if not fix and found.diagnosis.worst == "error":
+            typer.echo(f"mend       overflow-lab fix {shlex.quote(model)}")
         if repro is not None:
             typer.echo(_script(found))
     return exit_code(found.diagnosis, fail_on)

@@ -35,7 +35,7 @@ def split(subject: Subject, given: Any = None, *, built_in: Callable[[], Subject
     of its only batch where all tensors of that have one row for each.
     """
     if given is not None:
-        device = usable_device(str(subject.facts.get("device", "cpu")))
+        device = getattr(subject.batches, "device", None) or usable_device("cpu")
         return Split(subject, dataclasses.replace(subject, batches=fresh_batches(as_batches(given), device)))
     other = built_in() if built_in is not None else None
     if other is not None:

@@ -6,20 +6,21 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows
 from overflow_lab.capture.outputs import Outputs, compare_outputs
 from overflow_lab.capture.precisions import REFERENCE, Prepared, parse_precision, prepare
 from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.record import Recorder
-from overflow_lab.capture.runs import Reference, Watched
+from overflow_lab.capture.runs import Reference, RunFailed, Watched
 from overflow_lab.recording import AnswerRow, Header, Recording
 from overflow_lab.recording.writer import Writer
-from overflow_lab.subjects import Subject
+from overflow_lab.subjects import Generation, Subject
 
 # Seconds that timing may take, and the fewest rounds that say anything.
 SECONDS, ROUNDS = 4.0, 3
@@ -74,7 +75,38 @@ def _ulps(a: torch.Tensor, b: torch.Tensor | None) -> float:
 
 def answer_figures(recording: Recording, precision: str) -> dict[str, float]:
     """Return the shares of tokens (up to the first that differs) and of answers that are float32's."""
-    rows = [row for row in recording.of(AnswerRow) if row.precision == precision]
+    return _shares([row for row in recording.of(AnswerRow) if row.precision == precision])
+
+
+def answers_of_the_original(original: Subject, mended: Subject, precision: str, header: Header) -> dict[str, float]:
+    """Return the same shares of the mended model in `precision` against the original's own float32 answers.
+
+    The second scan compares with float32 of the mended model, which is another one where its weights were trained.
+    """
+    generation, rows = original.generation, list[AnswerRow]()
+    if generation is None:
+        return {}
+    with kept_random_state(), torch.no_grad():
+        recorders = [Recorder(subject, (), Writer(None, header)) for subject in (original, mended)]
+        base, low = recorders[0].watched(parse_precision(REFERENCE)), recorders[1].watched(parse_precision(precision))
+        for number, batch in enumerate(original.batches):
+            reference = recorders[0].reference(base, number, batch)
+            for strategy, expected in reference.answers.items():
+                got = _answers(low, strategy, reference, generation)
+                context = AnswerContext(precision, strategy, number, batch)
+                rows += answer_rows(context, expected, got, generation, texts=False)
+    return _shares(rows)
+
+
+def _answers(low: Watched, strategy: str, reference: Reference, generation: Generation) -> Answers:
+    """Return what a model answers; where it raises, that is no answer."""
+    try:
+        return low.generate(strategy, reference, generation)
+    except RunFailed as failure:
+        return Answers(error=failure.row.error)
+
+
+def _shares(rows: Sequence[AnswerRow]) -> dict[str, float]:
     total = sum(row.reference_tokens for row in rows)
     if not rows or not total:
         return {}

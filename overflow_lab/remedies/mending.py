@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overflow_lab.errors import UsageError
+
 if TYPE_CHECKING:
     from overflow_lab.progress import Progress
     from overflow_lab.remedies.treatment import Remedies
@@ -58,9 +60,16 @@ def remedy(
 
 def _held_back(model: Any, held_back: Any, options: dict[str, Any]) -> tuple[Any, Subject | None]:
     """Return held-back inputs as they are, or the subject that has them: of a file, or texts for a model by name."""
+    from overflow_lab.subjects.python_file import is_python_file
+
     if held_back is None or not isinstance(model, (str, Path)):
         return held_back, None
     texts = [held_back] if isinstance(held_back, str) and not Path(held_back).exists() else held_back
+    if is_python_file(str(model)):
+        raise UsageError(
+            f"inputs are held back for {model}, whose function brings its own; let it return a list of inputs, and "
+            "the last quarter of them is held back."
+        )
     if isinstance(texts, (str, Path)):
         return None, _other(model, {**options, "texts": None, "inputs_file": str(texts)})
     if isinstance(texts, (list, tuple)) and all(isinstance(text, str) for text in texts):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from overflow_lab.analysis.numbers import module_name
 from overflow_lab.errors import OverflowLabError, UsageError
-from overflow_lab.remedies.remedy import Remedy
+from overflow_lab.remedies.remedy import Found, Remedy
 from overflow_lab.scan import Scan, scan_subject
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _NEEDS_AMPERE = (
 
 def propose(
     subject: Subject, found: Scan, precision: str, *, progress: Progress | None = None, runs: int = 60
-) -> list[Remedy]:
-    """Return the other precisions in which the model is ok, the cheapest first; empty where there are none.
+) -> Found:
+    """Return the other precisions in which the model is ok, the cheapest first.
 
     Those that `found` has not judged are scanned, all of them in one scan, where `runs` allows. What is wrong with the
     others is said in the notes of those that are proposed.
@@ -38,12 +38,14 @@ def propose(
     verdict = found.verdicts.get(precision)
     instead = [name for name in _INSTEAD.get(precision.partition("-")[0], ()) if name != precision]
     if verdict is None or verdict.verdict == "ok":
-        return []
+        return Found()
     new = _scanned(subject, [name for name in instead if name not in found.verdicts], progress, runs)
     judged = [other for name in instead if (other := {**new, **found.verdicts}.get(name)) is not None]
     beside = tuple(_said(other) for other in judged if other.verdict != "ok")
     made = [_remedy(subject, found, precision, other) for other in judged if other.verdict == "ok"]
-    return [dataclasses.replace(remedy, notes=(*remedy.notes, *beside), runs=len(new)) for remedy in made]
+    if not made:
+        return Found(reason="; ".join(beside) or "no other precision was scanned")
+    return Found(tuple(dataclasses.replace(each, notes=(*each.notes, *beside), runs=len(new)) for each in made))
 
 
 def _scanned(subject: Subject, names: list[str], progress: Progress | None, runs: int) -> dict[str, Verdict]:

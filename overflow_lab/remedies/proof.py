@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from overflow_lab.analysis import Verdict, rooms
+from overflow_lab.analysis.effects import is_wrong
 from overflow_lab.capture.precisions import parse_precision
 from overflow_lab.errors import OverflowLabError, one_line
 from overflow_lab.formats import FORMATS
@@ -54,7 +55,9 @@ def prove(
     before = found.verdicts[remedy.precision]
     try:
         return _proven(_Proof(remedy, split, found, options or {}, progress), before)
-    except (OverflowLabError, RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # the user's model may raise anything
         reason = str(error) if isinstance(error, OverflowLabError) else one_line(error)
         return _row(remedy, before, None, None, reason=f"its second scan ended early: {reason}")
 
@@ -117,12 +120,11 @@ def _objection(remedy: Remedy, after: Verdict, held: Verdict | None, figures: Ma
 
 
 def _holds(remedy: Remedy, verdict: Verdict) -> bool:
-    if not verdict.effect.compared:
+    effect, fmt = verdict.effect, FORMATS[parse_precision(remedy.runs_in).dtype]
+    if not effect.compared:
         return False
     if verdict.verdict == "ok":
-        return True
-    effect = verdict.effect
-    fmt = FORMATS[parse_precision(remedy.runs_in).dtype]
+        return not is_wrong(effect, fmt)
     near = not effect.nonfinite and (effect.relative_error or 0.0) <= tolerance(fmt)
     steady = effect.overruled_decisions <= 0 and effect.overruled_answers <= 0 and not effect.failed_answers
     return remedy.kind == "clamp" and verdict.severity != "error" and near and steady
@@ -138,9 +140,11 @@ def _figures(proof: _Proof, mended: Any, after: Scan) -> dict[str, float]:
                 new = measure.function_figures(inputs, remedy.mend(inputs), proof.found.recording.header)
                 found.update({name: max(value, found.get(name, value)) for name, value in new.items()})
     found.update(measure.answer_figures(after.recording, remedy.runs_in))
+    if found.get("function_error"):
+        header = proof.found.recording.header
+        found.update(measure.answers_of_the_original(subject, mended, remedy.runs_in, header))
     found.update(_headroom(proof, after))
-    with contextlib.suppress(RuntimeError, ValueError, TypeError, NotImplementedError):
-        # The plain model may have no kernel, or raise where the mended one does not.
+    with contextlib.suppress(Exception):  # the plain model may have no kernel, or raise where the mended one does not
         plain, better = measure.prepared(subject, remedy.precision), measure.prepared(mended, remedy.runs_in)
         if any("labels" in batch.inputs for batch in subject.batches):
             models = {"loss_before": measure.prepared(subject, "float32"), "loss_low": plain, "loss_after": better}

@@ -162,6 +162,7 @@ def treat(
                 tell.stage(f"proving: {remedy.title}")
                 proof = prove(remedy, split, before, progress=progress, options=_again(scan_options))
                 tried.append(Treatment(remedy, proof, split))
+                _keep(before, proof)
     proofs = [treatment.proof for treatment in tried]
     return Remedies(_with(before, proofs), tuple(asked), tuple(tried), tuple(notes))
 
@@ -182,13 +183,15 @@ def _proposed(
         found = importlib.import_module(PROPOSERS[kind]).propose(
             split.search, before, precision, progress=progress, runs=runs
         )
-    except (OverflowLabError, RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # what the user's model raises in a search ends this search alone
         reason = str(error) if isinstance(error, OverflowLabError) else one_line(error)
         notes.append(f"{precision}: the search for a remedy of the kind {kind!r} ended early: {reason}")
         return
-    if not found:
-        notes.append(f"{precision}: no remedy of the kind {kind!r} was found")
-    yield from found
+    if not found.remedies:
+        notes.append(f"{precision}: no {kind} mends it" + (f": {found.reason}" if found.reason else ""))
+    yield from found.remedies
 
 
 def _again(options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -196,13 +199,17 @@ def _again(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (options or {}).items() if name not in ("recording", "progress")}
 
 
+def _keep(scan: Scan, proof: ProofRow) -> None:
+    """Add a proof to the recording's file as soon as it is known: a search may be ended early."""
+    if scan.recording.path is not None:
+        append(Path(scan.recording.path), [proof])
+
+
 def _with(scan: Scan, proofs: Sequence[ProofRow]) -> Scan:
-    """Return the scan with its proofs in the recording, also in its file."""
+    """Return the scan with its proofs in the recording."""
     recording = scan.recording
     if not proofs:
         return scan
-    if recording.path is not None:
-        append(Path(recording.path), proofs)
     rows = [*recording.rows, *proofs, *([recording.footer] if recording.footer else [])]
     made = build(recording.header, rows, path=recording.path)
     return Scan(made, analyze(made), scan.report_path, scan.reproduction)

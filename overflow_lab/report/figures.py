@@ -12,15 +12,17 @@ from markupsafe import Markup
 
 from overflow_lab.analysis.index import bits
 from overflow_lab.analysis.results import Diagnosis
-from overflow_lab.recording import NoiseRow, Recording
+from overflow_lab.recording import NoiseRow, ProofRow, Recording
 from overflow_lab.report import plots, svg, tables, text
-from overflow_lab.report.proofs import best
+from overflow_lab.report.proofs import headroom
 from overflow_lab.report.site_keys import layer_key, operation_key
 
 # Columns of all the staircases together.
 _STAIRS = 450
 _FALLS = 5
 _STEPS = 60
+# Modules that are drawn before and after.
+_MODULES = 8
 
 
 @dataclass(frozen=True)
@@ -54,22 +56,28 @@ class Frames:
     steps: pd.DataFrame
 
 
-def gain(recording: Recording) -> Figure | None:
-    """Return the picture of the headroom before and after the best remedy, None where there is none."""
-    row = next((row for row in best(recording).values() if row.tightest), None)
-    if row is None:
+def before_after(rows: Sequence[ProofRow], number: int) -> Figure | None:
+    """Return the picture of the headroom before and after the proven remedies of a precision; None without any."""
+    proven = [row for row in rows if row.proven and (row.tightest or headroom(row))]
+    if not proven:
         return None
-    rows = [[text.module_name(name), text.bits(before), text.bits(after)] for name, before, after in row.tightest]
-    label = f"Bits of headroom of {text.plural(len(row.tightest), 'module')} before and after"
-    return Figure(
-        "gain",
-        "Headroom before and after",
-        Markup(svg.inline(plots.headroom_gain(row.tightest), "gain", label=label)),
-        f"The modules of {text.visible(row.precision, 60)} that were nearest to the limit, before and after: "
-        f"{text.sentence(row.title)}",
-        legend=(("bad", "before"), ("line3", "after")),
-        numbers=Numbers("in numbers", ("module", "bits before", "bits after"), tuple(tuple(r) for r in rows)),
+    modules = plots.tightest(proven, most=_MODULES)
+    title = f"Headroom of {text.visible(proven[0].precision, 60)}, before and after"
+    caption = (
+        "How many doublings are left before a value does not fit. Lines above: the least of all modules' outputs, for "
+        "each remedy. Below: the modules that had the least, under the first of them; +2 counts others with the same "
+        "numbers. An arrow is a format that ends far beyond."
     )
+    picture = svg.inline(
+        plots.before_after(proven, most=_MODULES),
+        f"pm{number}",
+        title=title,
+        label="A line for each remedy and module, from the headroom before to that after; the table has the numbers.",
+    )
+    cells = tuple((name, text.bits(before), text.bits(after)) for name, before, after in modules)
+    numbers = Numbers("In numbers", ("module", "bits before", "bits after"), cells) if cells else None
+    legend = (("bad", "before"), ("line1", "after"))
+    return Figure(f"gain-{number}", title, Markup(picture), caption, "", legend, numbers)
 
 
 def figures(recording: Recording, diagnosis: Diagnosis, frames: Frames) -> list[Figure]:

@@ -20,15 +20,15 @@ from overflow_lab.recording import Recording
 from overflow_lab.report import figures, site_keys, summary, tables, text
 from overflow_lab.report.assets import asset
 from overflow_lab.report.operation_table import OperationTable, operation_table
-from overflow_lab.report.proofs import ProofLine, proof_lines
+from overflow_lab.report.proofs import Mended, advised, by_precision, proofs
 
 FINDING_CAP = 60
 SCRIPTS = ("unpack.js", "tables.js", "charts.js", "copy.js")
 # Where a name may break. Entities such as &lt; hold none of these places.
 _BREAKS = re.compile(r"(?<=[a-zA-Z0-9]\.)(?=\w)|(?<=[a-zA-Z0-9]_)(?=\w)|(?<=[a-z]{2})(?=[A-Z])")
 _SECTIONS = (
+    ("remedies", "What mends it"),
     ("why", "Why"),
-    ("remedies", "Remedies"),
     ("ranges", "Range ladder"),
     ("growth", "Error staircase"),
     ("generation", "Generation"),
@@ -69,8 +69,7 @@ class Page:
     banner: str
     glance: Sequence[tuple[str, str, str]]
     cards: Sequence[summary.Card]
-    proofs: Sequence[ProofLine]
-    gain: figures.Figure | None
+    mended: Sequence[tuple[Mended, figures.Figure | None]]
     findings: Sequence[summary.FindingLine]
     findings_total: int
     figures: Sequence[figures.Figure]
@@ -91,12 +90,17 @@ class Page:
         return [card for card in self.cards if len(card.chain) > 1 or card.also or card.reason != card.short_reason]
 
     @property
+    def proven(self) -> set[str]:
+        """The precisions for which a remedy is proven."""
+        return {group.precision for group, _ in self.mended if group.offered}
+
+    @property
     def sections(self) -> list[tuple[str, str]]:
         """The sections that this page has, as (id, title)."""
         drawn = {figure.id: figure for figure in self.figures}
         there = {
             "why": self.explained,
-            "remedies": self.proofs,
+            "remedies": self.mended,
             "findings": self.findings,
             "answers": self.answers.lines,
             "operations": self.operations.lines,
@@ -132,6 +136,8 @@ def page(recording: Recording, diagnosis: Diagnosis) -> Page:
     frames = figures.Frames(frame.layers(recording), frame.operations(recording), steps(recording))
     casts, casts_total = tables.cast_table(recording)
     findings = summary.findings(diagnosis)
+    mended = proofs(recording)
+    drawn = [figures.before_after(rows, number) for number, rows in enumerate(by_precision(recording).values())]
     return Page(
         model=summary.model(recording),
         model_class=summary.model_class(recording),
@@ -139,9 +145,8 @@ def page(recording: Recording, diagnosis: Diagnosis) -> Page:
         created=summary.created(recording),
         banner=summary.banner(recording),
         glance=summary.glance(diagnosis),
-        cards=summary.cards(diagnosis),
-        proofs=proof_lines(recording),
-        gain=figures.gain(recording),
+        cards=advised(summary.cards(diagnosis), mended),
+        mended=list(zip(mended, drawn, strict=True)),
         findings=findings[:FINDING_CAP],
         findings_total=len(findings),
         figures=figures.figures(recording, diagnosis, frames),

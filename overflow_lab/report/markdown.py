@@ -6,6 +6,7 @@ escaped, and `<details>` is the only HTML, which GitHub and GitLab keep.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 
@@ -14,15 +15,15 @@ from overflow_lab.analysis.results import Diagnosis
 from overflow_lab.recording import Recording
 from overflow_lab.report import summary, tables, text
 from overflow_lab.report.plots import low_precisions
-from overflow_lab.report.proofs import best, proof_lines
+from overflow_lab.report.proofs import Mended, ProofLine, advised, proofs
 
 # GitHub takes 65,536 characters; some room is left for what the author writes round it.
 LIMIT = 60_000
 # Rows of the folded tables: fewer where names are so long that more would not fit.
 _CAPS = (40, 15, 5, 0)
 _NAME = 160
-# Characters of code that are shown: of a rescale that names hundreds of weights, the report has the rest.
-_SNIPPET = 6_000
+# Characters of code to paste for each of these rows.
+_SNIPPETS = 300
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>~])")
 # What trackers make of these outside of code: a mention, a link to an issue. A zero-width space keeps them apart.
 _LINKED = re.compile(r"([@#!&$%])(?=\w)")
@@ -77,7 +78,8 @@ def _plain(part: str) -> str:
 
 
 def _lines(recording: Recording, diagnosis: Diagnosis, cap: int) -> Iterator[str]:
-    cards = summary.cards(diagnosis)
+    mended = proofs(recording, budget=_SNIPPETS * cap)
+    cards = advised(summary.cards(diagnosis), mended)
     kind = summary.model_class(recording)
     yield f"### {code(summary.model(recording))}{' (' + code(kind) + ')' if kind else ''} in low precision"
     yield ""
@@ -88,7 +90,8 @@ def _lines(recording: Recording, diagnosis: Diagnosis, cap: int) -> Iterator[str
     for card in cards:
         if card.severity != "none":
             yield from _card(card)
-    yield from _proofs(recording)
+    for group in mended:
+        yield from _mended(group)
     yield from _folded_findings(diagnosis, cap)
     yield from _folded_layers(recording, cap)
     yield from _folded_answers(recording)
@@ -116,28 +119,41 @@ def _card(card: summary.Card) -> Iterator[str]:
         yield from (f"**What mends it:** {prose(card.advice)}", "")
 
 
-def _proofs(recording: Recording) -> Iterator[str]:
-    """Yield the remedies, before and after, and the code of the best of each precision."""
-    lines = proof_lines(recording)
-    if not lines:
-        return
-    yield from ("#### What mends it, before and after", "")
-    rows = [
-        [
-            code(line.precision),
-            prose(line.title),
-            _plain(line.before.headline),
-            _plain(line.after.headline if line.after else "-") if line.proven else f"not proven: {prose(line.reason)}",
-            _plain(line.basis),
-        ]
-        for line in lines
-    ]
-    yield from table(("precision", "remedy", "before", "after", "proven on"), rows)
-    yield ""
-    for precision, row in best(recording).items():
-        for label, snippet in list(row.snippets.items())[:1]:
-            body = snippet if len(snippet) < _SNIPPET else snippet[:_SNIPPET].rpartition("\n")[0] + "\n# (cut)"
-            yield from folded(f"{precision}: {row.title}: {label}", ["```python", body.rstrip(), "```"])
+def _mended(group: Mended) -> Iterator[str]:
+    """Yield what was tried for one precision, before and after, and the text to paste of the best."""
+    yield from (f"#### What mends {_plain(group.precision)}", "")
+    best = group.best
+    after = f", after: {best.after.headline}" if best and best.after else ""
+    yield from (f"Before: {_plain(group.before.headline)}{_plain(after)}; {_plain(group.statement)}.", "")
+    if best:
+        names = [what for what, _ in best.figures if what != "search"]
+        rows = [[prose(line.title), _side(line), *_figures(line, names)] for line in group.offered]
+        yield from table(("remedy", "second scan", *names), rows)
+        yield from ("", f"The first is {_plain(best.basis)}.", "")
+        for snippet in best.snippets[:1]:
+            if snippet.text:
+                yield from folded(f"{best.title}: {snippet.title}", fenced(snippet.text))
+    if group.unproven:
+        lines = [f"- {prose(line.title)}: {prose(line.reason)}" for line in group.unproven]
+        yield from folded(f"{len(lines)} tried and not proven", lines)
+
+
+def _side(line: ProofLine) -> str:
+    if line.after is None:
+        return text.MISSING
+    held = ", held back too" if line.held else ""
+    return f"{line.after.shape} {_plain(line.after.headline)}{held}"
+
+
+def _figures(line: ProofLine, names: Sequence[str]) -> list[str]:
+    found = dict(line.figures)
+    return [_plain(found.get(name, text.MISSING)) for name in names]
+
+
+def fenced(code_text: str, language: str = "python") -> list[str]:
+    """Return the lines of a block of code behind a fence that is longer than any in it."""
+    fence = "`" * max(3, 1 + max((len(run) for run in _TICKS.findall(code_text)), default=0))
+    return [f"{fence}{language}", *code_text.split("\n"), fence]
 
 
 def _folded_findings(diagnosis: Diagnosis, cap: int) -> Iterator[str]:
@@ -191,7 +207,13 @@ def _of(shown: int, total: int) -> str:
 
 def folded(title: str, lines: Sequence[str]) -> Iterator[str]:
     """Yield lines behind a heading that opens them; the empty line after it lets Markdown begin again."""
-    yield from (f"<details><summary>{_plain(title)}</summary>", "", *lines, "", "</details>", "")
+    yield from (f"<details><summary>{_in_html(title)}</summary>", "", *lines, "", "</details>", "")
+
+
+def _in_html(said: str) -> str:
+    """Return a sentence for a line of HTML, where backslashes escape nothing and backticks are no code."""
+    kept = _LINKED.sub("\\1\u200b", text.visible(said, _NAME).replace("`", ""))
+    return html.escape(kept, quote=False)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

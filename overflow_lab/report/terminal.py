@@ -15,6 +15,7 @@ from overflow_lab.analysis.results import Diagnosis
 from overflow_lab.recording import Recording
 from overflow_lab.report import summary, tables, text
 from overflow_lab.report.plots import low_precisions
+from overflow_lab.report.proofs import advised, proofs
 
 WORST = 10
 _STYLES = {"none": "bold green", "warning": "bold yellow", "error": "bold red"}
@@ -31,7 +32,7 @@ def render(recording: Recording, diagnosis: Diagnosis, *, brief: bool = False) -
     parts: list[RenderableType] = [_title(recording)]
     if unfinished := summary.banner(recording):
         parts.append(Text(f"▲ {unfinished}", style="bold yellow"))
-    for card in summary.cards(diagnosis):
+    for card in advised(summary.cards(diagnosis), proofs(recording, budget=0)):
         parts += [Text(), _verdict(card)]
     if brief:
         return Group(*parts)

@@ -36,13 +36,23 @@ class Rows:
         return Path(self.path).name
 
     def __iter__(self) -> Iterator[str]:
+        return (text for _, _, text in self._walked())
+
+    def beside(self, column: str) -> Iterator[str]:
+        """Yield what stands in `column` beside each of the texts: labels, say."""
+        for line, record, _ in self._walked():
+            if column not in record:
+                raise UsageError(f"{self.name}, line {line}: there is no column {column!r}; it has {_names(record)}")
+            yield _plain(record[column])
+
+    def _walked(self) -> Iterator[tuple[int, Mapping[str, Any], str]]:
         self._check()
         found = False
         for line, record in _read(Path(self.path)):
             text = self._text(line, record)
             if text.strip():
                 found = True
-                yield text
+                yield line, record, text
         if not found:
             raise UsageError(f"{self.name} holds no input; give at least one line or record that is not blank")
 

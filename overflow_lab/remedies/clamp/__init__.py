@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from overflow_lab.progress import Progress
     from overflow_lab.remedies.clamp.search import Search, Trial
-    from overflow_lab.remedies.remedy import Remedy
+    from overflow_lab.remedies.remedy import Found, Remedy
     from overflow_lab.scan import Scan
     from overflow_lab.subjects import Subject
 
 
 def propose(
     subject: Subject, found: Scan, precision: str, *, progress: Progress | None = None, runs: int = 60
-) -> list[Remedy]:
+) -> Found:
     """Return the clamp that makes the output of `precision` right, or nothing: most overflows a clamp does not mend.
 
     Tried at module borders, from the origin on along what carries the infinities, at a few limits, of which the one
@@ -23,13 +23,18 @@ def propose(
     """
     from overflow_lab.progress import Silent
     from overflow_lab.remedies.clamp.search import Search
+    from overflow_lab.remedies.remedy import Found
 
     verdict = found.verdicts.get(precision)
     if verdict is None or verdict.severity != "error" or verdict.verdict not in ("overflow", "nan"):
-        return []
+        return Found(reason="a clamp is for infinities that make the output wrong")
     search = Search(subject, found.recording, precision, progress or Silent(), runs)
     best = search.best()
-    return [] if best is None else [_remedy(best, search)]
+    if best is None:
+        return Found(
+            reason=f"at none of the places and limits that were tried is the output right ({search.used} runs)"
+        )
+    return Found((_remedy(best, search),))
 
 
 def _remedy(trial: Trial, search: Search) -> Remedy:

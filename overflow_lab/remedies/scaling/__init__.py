@@ -11,6 +11,6 @@ Background: scaling between layers that leaves the function as it is, for quanti
 half precision. Here by powers of two, which round nothing.
 """
 
-from overflow_lab.remedies.scaling.rescale import propose, search
+from overflow_lab.remedies.scaling.rescale import propose
 
-__all__ = ["propose", "search"]
+__all__ = ["propose"]

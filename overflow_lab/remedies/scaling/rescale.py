@@ -46,13 +46,8 @@ SAME_FUNCTION = 1e-5
 
 def propose(
     subject: Subject, found: Scan, precision: str, *, progress: Progress | None = None, runs: int = 60
-) -> list[Remedy]:
-    """Return the rescale that gives every value headroom in `precision`, or nothing where no such rescale exists."""
-    return list(search(subject, found, precision, progress=progress, runs=runs).remedies)
-
-
-def search(subject: Subject, found: Scan, precision: str, *, progress: Progress | None = None, runs: int = 60) -> Found:
-    """Return the same, with the reason where there is none; `runs` bounds how many batches are looked at."""
+) -> Found:
+    """Return the rescale that gives every value headroom in `precision`; `runs` bounds the batches looked at."""
     asked = parse_precision(precision)
     if asked.dtype != "float16":
         return Found(reason=f"{asked.dtype} has the range of float32, so a scale moves nothing")

@@ -1,6 +1,6 @@
-// Copies the block for a bug report.
+// Copies a block of text: code to paste, the environment for a bug report.
 (() => {
-  copy(document.getElementById("copy"), document.getElementById("environment-text"));
+  for (const block of document.querySelectorAll(".copy")) copy(block.querySelector("button"), block.querySelector("pre"));
 
   function copy(button, source) {
     if (!button || !source) return;
