@@ -15,6 +15,7 @@ from torch import nn
 from transformers import T5ForConditionalGeneration
 
 from overflow_lab.errors import UsageError
+from overflow_lab.recording import ProofRow
 from overflow_lab.remedies.finetune import Finetuned, finetune
 from overflow_lab.remedies.finetune.examples import Example, Maker, divided
 from overflow_lab.remedies.finetune.losses import distance, task_loss
@@ -58,6 +59,8 @@ def test_it_is_proven_by_a_second_scan_on_held_back_inputs_too(trained: tuple[Pa
     assert proof.proven, proof.reason
     assert proof.remedy == "penalty"
     assert proof.held_inputs > 0
+    assert trained[1].scan.recording.of(ProofRow) == [proof]
+    assert trained[1].good
     assert proof.figures["function_kl"] < 0.02
     assert "encoder.block.1.layer.1.DenseReluDense.wo" in proof.members
 

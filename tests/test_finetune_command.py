@@ -42,6 +42,9 @@ def test_it_says_before_and_after_keeps_the_training_and_saves_nothing_that_miss
     assert "the goal was not reached, so mended was not written" in shown.err
     assert not Path("mended").exists()
     assert (Path("reports/t5-finetune") / "weights.safetensors").exists()
+    assert said["report"] == "reports/t5-finetune.html"
+    assert Path(said["report"]).exists()
+    assert Path(said["recording"]).exists()
 
 
 def test_a_training_is_not_overwritten_and_goes_on_with_resume(t5: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from overflow_lab.cli import options as opt
 from overflow_lab.cli.ending import named_end
-from overflow_lab.cli.places import FOLDER, stem_of
+from overflow_lab.cli.places import FOLDER, check_writable, place, stem_of
 from overflow_lab.cli.progress import watched
 from overflow_lab.errors import ScanInterrupted, UsageError
 
@@ -80,25 +80,33 @@ def finetune(
     trust_remote_code: opt.TrustRemoteCode = False,
     allow_pickle: opt.AllowPickle = False,
     level: opt.Level = "auto",
+    recording: opt.RecordingFile = None,
+    report: opt.ReportFile = None,
     as_json: opt.AsJson = False,
     overwrite: opt.Overwrite = False,
     quiet: opt.Quiet = False,
 ) -> int:
     """Train a copy of MODEL until its activations fit, with the original's outputs as the target; then prove it."""
-    kept = checkpoints or FOLDER / f"{stem_of(model)}-finetune"
+    stem = f"{stem_of(model)}-finetune"
+    kept = checkpoints or FOLDER / stem
     _check(kept, save, resume=resume, overwrite=overwrite)
+    written = place(recording, stem, ".jsonl.gz", overwrite=overwrite)
+    target = place(report, stem, ".html", overwrite=overwrite)
+    check_writable(target)
     with named_end(kept):
-        done = _trained(context.params, kept, quiet)
-    saved = save if save is not None and done.reached else None
+        done = _trained({**context.params, "recording": written}, kept, quiet)
+    saved = save if save is not None and done.good else None
     if saved is not None:
         done.save(saved)
+    done.scan.save_report(target)
     if as_json:
         sys.stdout.write(json.dumps(done.to_dict(), indent=2, allow_nan=False) + "\n")
     else:
-        typer.echo("\n".join(lines(done, saved=saved)))
+        typer.echo("\n".join([*lines(done, saved=saved), f"report     {target}", f"recording  {written}"]))
     if save is not None and saved is None:
-        sys.stderr.write(f"overflow-lab: the goal was not reached, so {save} was not written; give more --steps.\n")
-    return int(not (done.reached and (done.proof is None or done.proof.proven)))
+        why = "it is not proven" if done.reached else "the goal was not reached"
+        sys.stderr.write(f"overflow-lab: {why}, so {save} was not written; give more --steps.\n")
+    return int(not done.good)
 
 
 def _check(kept: Path, save: Path | None, *, resume: bool, overwrite: bool) -> None:
@@ -133,6 +141,7 @@ def _trained(params: dict[str, Any], kept: Path, quiet: bool) -> Finetuned:
                 prove=params["prove"],
                 progress=bars,
                 learning_rate=params["lr"],
+                recording=params["recording"],
                 **own,
                 **options,
             )

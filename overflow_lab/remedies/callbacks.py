@@ -132,6 +132,9 @@ class _Seen:
     """The mean penalty and the least headroom since the last log."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         self._sum, self._count, self._headroom = 0.0, 0, math.inf
 
     def add(self, penalty: torch.Tensor, headroom: float) -> None:
@@ -146,7 +149,7 @@ class _Seen:
         found = {PENALTY: self._sum / self._count}
         if math.isfinite(self._headroom):
             found[HEADROOM] = self._headroom
-        self.__init__()  # type: ignore[misc]
+        self._begin()
         return found
 
 

@@ -162,9 +162,9 @@ def treat(
                 tell.stage(f"proving: {remedy.title}")
                 proof = prove(remedy, split, before, progress=progress, options=_again(scan_options))
                 tried.append(Treatment(remedy, proof, split))
-                _keep(before, proof)
+                keep_proof(before, proof)
     proofs = [treatment.proof for treatment in tried]
-    return Remedies(_with(before, proofs), tuple(asked), tuple(tried), tuple(notes))
+    return Remedies(with_proofs(before, proofs), tuple(asked), tuple(tried), tuple(notes))
 
 
 def _kinds(kinds: Iterable[str] | None) -> tuple[str, ...]:
@@ -199,13 +199,13 @@ def _again(options: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (options or {}).items() if name not in ("recording", "progress")}
 
 
-def _keep(scan: Scan, proof: ProofRow) -> None:
+def keep_proof(scan: Scan, proof: ProofRow) -> None:
     """Add a proof to the recording's file as soon as it is known: a search may be ended early."""
     if scan.recording.path is not None:
         append(Path(scan.recording.path), [proof])
 
 
-def _with(scan: Scan, proofs: Sequence[ProofRow]) -> Scan:
+def with_proofs(scan: Scan, proofs: Sequence[ProofRow]) -> Scan:
     """Return the scan with its proofs in the recording."""
     recording = scan.recording
     if not proofs:

@@ -42,8 +42,8 @@ _BATCH_SIZE = 32
 class Finetuned:
     """What a fine-tuning did.
 
-    `remedy` holds the best weights; `proof` is its second scan, None with `prove=False`. `scan` is of the original.
-    `reached` says that the held-back inputs have the headroom that was asked for and the original's decisions.
+    `remedy` holds the best weights; `proof` is its second scan, None with `prove=False`. `scan` is of the original,
+    with the proof: its report shows before and after. `reached` says that the held-back inputs have the headroom that was asked for and the original's decisions.
     `history` has a dict for each evaluation: step, headroom (bits), site, largest, kl (nats), same, task_loss.
     """
 
@@ -67,6 +67,11 @@ class Finetuned:
     def after(self) -> Mapping[str, Any]:
         """The evaluation of the best weights."""
         return self.best
+
+    @property
+    def good(self) -> bool:
+        """Whether the goal was reached, and the proof, where it was asked for, holds."""
+        return self.reached and (self.proof is None or self.proof.proven)
 
     def model(self) -> nn.Module:
         """Return a trained copy, in float32."""
@@ -126,12 +131,12 @@ def finetune(
     the loss is no number. The model given is not touched.
     """
     settings, rest = taken(options)
-    level = rest.pop("level", "auto")
+    how = {"level": rest.pop("level", "auto"), "recording": rest.pop("recording", None)}
     subject, labels = _subject(model, data, settings, default_device(model, {"batch_size": _BATCH_SIZE, **rest}))
     folder = None if checkpoints is None else Path(checkpoints).expanduser()
     if resume and folder is None:
         raise UsageError("there is nothing to resume from: name the folder of the checkpoints.")
-    job = _Job(subject, labels, settings, progress or Silent(), folder, {"level": level})
+    job = _Job(subject, labels, settings, progress or Silent(), folder, how)
     return job.run(resume=resume, prove=prove)
 
 
@@ -254,9 +259,13 @@ class _Job:
         proof = None
         if prove:
             from overflow_lab.remedies.proof import prove as proven
+            from overflow_lab.remedies.treatment import keep_proof, with_proofs
 
             self.progress.stage("proving it by a second scan")
-            proof = proven(remedy, split, found, progress=self.progress, options=self.scan_options)
+            options = {name: value for name, value in self.scan_options.items() if name != "recording"}
+            proof = proven(remedy, split, found, progress=self.progress, options=options)
+            keep_proof(found, proof)
+            found = with_proofs(found, [proof])
         return Finetuned(
             remedy,
             found,
