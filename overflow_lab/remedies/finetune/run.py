@@ -43,7 +43,8 @@ class Finetuned:
     """What a fine-tuning did.
 
     `remedy` holds the best weights; `proof` is its second scan, None with `prove=False`. `scan` is of the original,
-    with the proof: its report shows before and after. `reached` says that the held-back inputs have the headroom that was asked for and the original's decisions.
+    with the proof: its report shows before and after. `reached`
+    says that the held-back inputs have the headroom that was asked for and the original's decisions.
     `history` has a dict for each evaluation: step, headroom (bits), site, largest, kl (nats), same, task_loss.
     """
 
