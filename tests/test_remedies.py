@@ -243,3 +243,10 @@ def test_the_search_never_sees_what_is_held_back() -> None:
 def test_inputs_to_hold_back_are_taken_as_given() -> None:
     made = split(from_module(loud_pair(), INPUTS), INPUTS[:1])
     assert (samples(made.search), samples(made.held)) == (8, 1)
+
+
+def test_of_a_single_text_nothing_can_be_held_back_so_built_in_ones_are_taken() -> None:
+    found = remedy("demo", precision="float16", kinds=("rescale",), texts=("seven",), generate=False, level="module")
+    assert found.best is not None
+    assert found.best.proof.inputs == 1
+    assert found.best.proof.held_inputs > 1

@@ -34,11 +34,12 @@ def remedy(
     that breaks gets remedies of all `kinds` ("rescale", "island", "clamp", "precision"), as far as they are found
     within `runs` runs each. All of them work on copies. `held_back` are inputs that the search does not see and the
     proof does: of the kinds of `inputs`, or the path of a file, or texts for a model by name; without them some of the
-    given ones are held back, or built-in ones are taken. `recording` is a file to write, proofs included.
+    given ones are held back, or built-in ones are taken where there are too few. `recording` is a
+    file to write, proofs included.
 
     Raises UsageError for what cannot be scanned as asked, ScanInterrupted when the first scan ends early.
     """
-    from overflow_lab.remedies.holdout import split
+    from overflow_lab.remedies.holdout import Split, split
     from overflow_lab.remedies.treatment import treat
     from overflow_lab.scan import default_device, subject_of
 
@@ -48,6 +49,8 @@ def remedy(
     subject = subject_of(model, inputs, options, tokenizer)
     given, others = _held_back(model, held_back, options)
     made = split(subject, given, built_in=lambda: others or _built_in(model, subject, options))
+    if made.held is None and (options.get("texts") or options.get("inputs_file")):  # too few to take some apart
+        made = Split(subject, _second_texts(model, subject, options))
     return treat(
         made,
         [precision] if isinstance(precision, str) else tuple(precision),
@@ -79,11 +82,14 @@ def _held_back(model: Any, held_back: Any, options: dict[str, Any]) -> tuple[Any
 
 def _built_in(model: Any, subject: Subject, options: dict[str, Any]) -> Subject | None:
     """Return a subject with the second set of built-in texts, where the first is in use."""
+    return _second_texts(model, subject, options) if subject.facts.get("inputs_source") == "built-in texts" else None
+
+
+def _second_texts(model: Any, subject: Subject, options: dict[str, Any]) -> Subject:
     from overflow_lab.subjects.demo import held_back_texts
 
-    if subject.facts.get("inputs_source") != "built-in texts":
-        return None
-    return _other(model, {**options, "texts": held_back_texts({"kind": subject.kind, **subject.facts})})
+    texts = held_back_texts({"kind": subject.kind, **subject.facts})
+    return _other(model, {**options, "texts": texts, "inputs_file": None})
 
 
 def _other(model: Any, options: dict[str, Any]) -> Subject:
