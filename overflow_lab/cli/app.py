@@ -35,12 +35,12 @@ app = typer.Typer(
 )
 app.command()(scan)
 app.command()(fix)
+app.command()(convert)
+app.command()(finetune)
 app.command()(report)
 app.command()(diff)
 app.command()(export)
 app.command()(kernels)
-app.command()(convert)
-app.command()(finetune)
 
 
 def _version(value: bool) -> None:
