@@ -27,6 +27,14 @@ ReproFolder = Annotated[
         show_default=False,
     ),
 ]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RECORDING",
+        help="Go on with a scan that was interrupted, in its own recording; all else must be as it was.",
+        show_default=False,
+    ),
+]
 Fix = Annotated[
     bool, typer.Option("--fix", help="Look for what mends it too, and prove it; `overflow-lab fix` has the options.")
 ]
@@ -56,6 +64,7 @@ def scan(
     store_texts: opt.StoreTexts = False,
     recording: opt.RecordingFile = None,
     report: opt.ReportFile = None,
+    resume: Resume = None,
     repro: ReproFolder = None,
     fix: Fix = False,
     as_json: opt.AsJson = False,
@@ -66,7 +75,10 @@ def scan(
     """Run MODEL in float32 and in each low precision: what breaks, where, by how much, and what to do next."""
     check_fail_on(fail_on)
     target = place(report, stem_of(model), ".html", overwrite=overwrite)
-    kept = place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
+    kept = resume or place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
+    if resume is not None and (fix or recording is not None):
+        other = "--fix" if fix else "--recording"
+        raise UsageError(f"--resume and {other} are both given; a scan that is resumed goes on in its own recording.")
     check_writable(target)
     check_folder(repro, overwrite=overwrite)
     if fix and repro is not None:
@@ -95,8 +107,8 @@ def _scanned(model: str, precision: list[str] | None, kept: Path, params: dict[s
 
         wanted = precision or ("float16", "bfloat16")
         options = opt.subject_options(params)
-        repro = params.get("repro")
-        return overflow_lab.scan(model, precisions=wanted, recording=kept, progress=bars, repro=repro, **options)
+        places = {"recording": kept, "resume": params.get("resume"), "repro": params.get("repro")}
+        return overflow_lab.scan(model, precisions=wanted, progress=bars, **places, **options)
 
 
 def _report(found: Scan, target: Path, kept: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from overflow_lab.ranges import Range
+from overflow_lab.recording.answer_rows import AnswerCountRow, AnswerRow
 from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
 from overflow_lab.recording.proof_rows import ProofRow
 from overflow_lab.recording.step_rows import StepRow
@@ -231,32 +232,6 @@ class OutputRow:
 
 
 @dataclass(frozen=True)
-class AnswerRow:
-    """What `generate` answered for one input, beside float32's answer.
-
-    `strategy` is "greedy" or "beam"; `status` "same", "changed" or "failed"; `first_difference` the index of the
-    first generated token that differs; `tokens` and `reference_tokens` the lengths without padding. `margin` says by
-    how much float32 prefers its own answer, in units of the root mean square of its scores: at that token in a greedy
-    answer, over the whole in a beam search; None where it is unknown. Texts are stored on request only.
-    """
-
-    kind: ClassVar[str] = "answer"
-    precision: str
-    strategy: str
-    batch: int
-    sample: int
-    status: str
-    tokens: int
-    reference_tokens: int
-    first_difference: int | None = None
-    error: str | None = None
-    prompt: str | None = None
-    text: str | None = None
-    reference_text: str | None = None
-    margin: float | None = None
-
-
-@dataclass(frozen=True)
 class FailureRow:
     """An exception that ended a run: where (innermost module running), its type and its message on one line."""
 
@@ -289,6 +264,7 @@ Row = (
     | ErrorRow
     | OutputRow
     | AnswerRow
+    | AnswerCountRow
     | FailureRow
     | OperationRow
     | EventRow
