@@ -17,6 +17,7 @@ from overflow_lab.cli.kernels import kernels
 from overflow_lab.cli.optional import completed
 from overflow_lab.cli.report import report
 from overflow_lab.cli.scan import scan
+from overflow_lab.cli.weights import weights
 from overflow_lab.errors import OverflowLabError, RecordingFormatError, ScanInterrupted, UsageError
 
 DONE, FAILED_ON, USAGE, ENDED_EARLY = 0, 1, 2, 3
@@ -39,6 +40,7 @@ app.command()(diff)
 app.command()(export)
 app.command()(kernels)
 app.command()(convert)
+app.command()(weights)
 
 
 def _version(value: bool) -> None:

@@ -29,7 +29,7 @@ _FLOATS = frozenset(
         "energy_lost",
         "relative_error",
     }
-    | {"value", "error", "error_in", "local_error", "spread_error", "margin", "total", "share"}
+    | {"rounding", "value", "error", "error_in", "local_error", "spread_error", "margin", "total", "share"}
 )
 
 

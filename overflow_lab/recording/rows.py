@@ -61,7 +61,8 @@ class CastRow:
     """What the cast to a precision did to a parameter, buffer or input that it changed for the worse.
 
     `to_infinity`, `to_zero` and `to_subnormal` count elements that were finite, nonzero and normal before; `absmax`
-    is the largest finite magnitude before the cast, `energy_lost` the share of the sum of squares that became zero.
+    is the largest finite magnitude before the cast, `energy_lost` the share of the sum of squares that became zero,
+    `rounding` the relative error that rounding makes of what stays finite, where a sample of it was looked at.
     """
 
     kind: ClassVar[str] = "cast"
@@ -77,6 +78,7 @@ class CastRow:
     to_subnormal: int = 0
     absmax: float = 0.0
     energy_lost: float = 0.0
+    rounding: float | None = None
 
 
 @dataclass(frozen=True)

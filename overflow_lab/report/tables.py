@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from overflow_lab.analysis.casts import worst_first
 from overflow_lab.formats import FORMATS
 from overflow_lab.recording import AnswerCountRow, AnswerRow, BlindSpotRow, CastRow, Recording
 from overflow_lab.report import packed, text
@@ -293,7 +294,7 @@ class CastLine:
 
 def cast_table(recording: Recording, *, cap: int = CAST_CAP) -> tuple[list[CastLine], int]:
     """Return at most `cap` casts that lost something, the worst first, and how many there are."""
-    rows = sorted(recording.of(CastRow), key=lambda r: (-r.to_infinity, -r.energy_lost, -r.to_zero, -r.to_subnormal))
+    rows = worst_first(recording.of(CastRow))
     return [_cast(row) for row in rows[:cap]], len(rows)
 
 
