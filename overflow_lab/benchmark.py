@@ -161,7 +161,7 @@ def weights_ratios(dtype: torch.dtype, rounds: int, *, megabytes: int = 256) -> 
 
 def _read(path: Path, memory: bytearray) -> None:
     with path.open("rb", buffering=0) as file:
-        while file.readinto(memory):  # type: ignore[attr-defined]
+        while file.readinto(memory):
             pass
 
 
