@@ -97,15 +97,15 @@ def scan(
     `model` is a torch.nn.Module (with `inputs`: a dict of keyword inputs, a tuple of positional ones, or a list of
     these, one for each call), or a string as on the command line: a hub id, a folder, "path/to/file.py:function" or
     "demo". `precisions` names what is judged; float32 always runs as the reference, and is judged itself (against
-    float64) where it is named or where its output holds NaN. `recording` is a file to write (.jsonl or .jsonl.gz);
-    without it the recording stays in memory. Further options are the fields of
-    `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and `store_texts=True`,
-    which keeps prompts and answers in the recording. `level="module"` leaves out the shadow run, which names
-    operations; "auto" does so for models of more than two billion parameters. `resume` is the recording of a scan that
-    was interrupted: it goes on there with the inputs that are missing, and is refused where anything else differs. A
-    model in memory is asked to generate with `generate=True` only; `tokenizer` then turns its answers into text.
-    `repro` is a folder for a script that rebuilds the failure (see `Scan.reproduction`): the weights and inputs of the
-    module at fault are written there.
+    float64) where it is named or where its output holds NaN; "forecast" asks for float32's run alone.
+    `recording` is a file to write (.jsonl or .jsonl.gz); without it the recording stays in memory. Further options are
+    the fields of `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and
+    `store_texts=True`, which keeps prompts and answers in the recording. `level="module"` leaves out the shadow run,
+    which names operations; "auto" does so for models of more than two billion parameters. `resume` is the recording of
+    a scan that was interrupted: it goes on there with the inputs that are missing, and is refused where anything else
+    differs. A model in memory is asked to generate with `generate=True` only; `tokenizer` then turns its answers into
+    text. `repro` is a folder for a script that rebuilds the failure (see `Scan.reproduction`): the weights and inputs
+    of the module at fault are written there.
 
     Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
     recording saved; KeyboardInterrupt is passed on, the recording saved as well.

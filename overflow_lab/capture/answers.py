@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from overflow_lab.capture.margins import HIGHEST, LOWEST
+from overflow_lab.capture.precisions import device_of
 from overflow_lab.recording import AnswerCountRow, AnswerRow
 from overflow_lab.subjects import Batch, Generation
 
@@ -66,7 +67,7 @@ def decoder_ids(model: Any, answers: Mapping[str, Answers], samples: int, genera
     given = next(iter(answers.values()), Answers()).tokens or ((),) * max(samples, 1)
     width = max(2, *(len(answer) for answer in given)) - 1
     rows = [[start, *answer[:width], *[padding] * (width - len(answer))] for answer in given]
-    return torch.tensor(rows, device=next(model.parameters()).device)
+    return torch.tensor(rows, device=device_of(model))
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

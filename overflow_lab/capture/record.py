@@ -22,11 +22,12 @@ from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.precisions import REFERENCE, Precision, device_of, parse_precision, prepare
 from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.resume import Walk, check_same_state, check_same_weights
+from overflow_lab.capture.room import KEPT_BYTES, MOST_BATCHES, MOST_SECONDS, nbytes, room
 from overflow_lab.capture.runs import Reference, RunFailed, Watched
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.steps import StepLog, step_rows
-from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
-from overflow_lab.errors import OverflowLabError, one_line
+from overflow_lab.capture.weights import cast_rows, named_inputs, named_tensors, tensor_rows
+from overflow_lab.errors import OverflowLabError, UsageError, one_line
 from overflow_lab.progress import Progress, Silent
 from overflow_lab.recording import (
     OutputRow,
@@ -38,7 +39,7 @@ from overflow_lab.recording import (
 )
 from overflow_lab.recording.writer import Writer
 from overflow_lab.subjects import Batch, Subject
-from overflow_lab.subjects.containers import tensors
+from overflow_lab.subjects.offload import is_offloaded, resolver
 from overflow_lab.tolerances import TIES
 
 # A model with one of these needs no tokens for its decoder: it has them, or makes them of the labels.
@@ -46,13 +47,6 @@ _DECODED = frozenset({"decoder_input_ids", "decoder_inputs_embeds", "labels"})
 
 # Above this a shadow run takes minutes and three times the memory of the model.
 MOST_PARAMETERS = 2_000_000_000
-
-# float32 runs so many batches, or so many seconds, before the other precisions catch up and progress is written down.
-MOST_BATCHES, MOST_SECONDS = 64, 120.0
-# What float32's outputs and samples may take meanwhile, in bytes: a quarter of the model within these.
-LEAST_HELD, MOST_HELD = 1 << 27, 1 << 30
-# Low-precision models that are this small together stay loaded until they are needed again.
-KEPT_BYTES = 1 << 29
 
 
 @dataclass
@@ -148,6 +142,8 @@ class Recorder:
 
     def _choose_level(self, model: nn.Module) -> None:
         """Leave out the shadow run for a large model that nobody asked it for, and say so."""
+        if is_offloaded(model):
+            self._only_modules()
         if self.level != "auto":
             return
         parameters = sum(p.numel() for p in model.parameters() if not is_lazy(p))  # a lazy one has no size yet
@@ -156,11 +152,20 @@ class Recorder:
             why = f"the shadow run is left out above {MOST_PARAMETERS:,} parameters (--level operation runs it)"
             self._known.blind("", f"no operation is named: {why}")
 
+    def _only_modules(self) -> None:
+        """Leave out the shadow run, which needs all weights at once. Raises UsageError where it was asked for."""
+        if self.level == "operation":
+            raise UsageError("the level operation needs all weights in memory; leave --device-map out, or --level.")
+        self.level = "module"
+        self._known.blind(
+            "", "no operation is named: the model is partly on disk (its weights are read at each forward)"
+        )
+
     def _reference(self, base: Watched) -> list[Reference]:
         """Run float32 on the next batches, until what is held for comparison reaches the budget."""
         chunk: list[Reference] = []
         held, began, first = 0, time.monotonic(), self._walk.number
-        room = _room(base.prepared.model) if self.memory is None else self.memory
+        most = room(base.prepared.model) if self.memory is None else self.memory
         total = _length(self.subject.batches)
         self.progress.stage(f"float32, from batch {first:,}" if first else "float32", total and total - first)
         try:
@@ -168,7 +173,7 @@ class Recorder:
                 chunk.append(self.reference(base, number, batch))
                 self.progress.advance()
                 held += chunk[-1].nbytes
-                if held >= room or len(chunk) == MOST_BATCHES or time.monotonic() - began > MOST_SECONDS:
+                if held >= most or len(chunk) == MOST_BATCHES or time.monotonic() - began > MOST_SECONDS:
                     break
         except RunFailed as failure:
             self.writer.append(failure.row)
@@ -219,7 +224,7 @@ class Recorder:
             self.progress.stage(f"loading in {precision.name}")
             found = self.watched(precision)
             models = [low.prepared.model for low in (found, *self._loaded.values())]
-            if sum(map(_nbytes, models)) <= KEPT_BYTES:
+            if sum(map(nbytes, models)) <= KEPT_BYTES:
                 self._loaded[precision.name] = found
         return found
 
@@ -310,20 +315,20 @@ class Recorder:
         if name not in self._ports:
             if self._known.first("told", name):
                 self.writer.append(made.prepared.row)
-            self._tell_casts_apart(precision, made.prepared.row)
+            self._tell_casts_apart(precision, made.prepared.row, offloaded=is_offloaded(made.prepared.model))
             made.ports.clock = self.resumed.progress.state.get("clocks", {}).get(name, 0) if self.resumed else 0
         self._ports[name] = made.ports
         return made
 
-    def _tell_casts_apart(self, precision: Precision, row: PrecisionRow) -> None:
+    def _tell_casts_apart(self, precision: Precision, row: PrecisionRow, *, offloaded: bool) -> None:
         """Where the loader keeps modules in float32, scan what `.to(dtype)` does to them too."""
         plain = parse_precision(f"{precision.dtype}-to") if precision.cast == "loader" else None
-        if plain and self.subject.loader_casts and row.kept and plain not in self.precisions:
+        if plain and self.subject.loader_casts and row.kept and plain not in self.precisions and not offloaded:
             self._differing.append(plain)
 
     def _describe(self, model: nn.Module) -> None:
         """Write the structure of the model and the ranges of its weights; of a resumed scan, compare them."""
-        self._before = tensor_rows(list(named_tensors(model)), Tape(device_of(model)))
+        self._before = tensor_rows(list(named_tensors(model)), Tape(device_of(model)), resolver(model))
         if self.resumed is not None:
             known = self.resumed.recording
             check_same_weights(self._before, known.of(TensorRow), str(known.path))
@@ -338,12 +343,13 @@ class Recorder:
         if low.prepared.precision.cast == "autocast" or not self._known.first("casts", low.precision):
             return
         before, after = list(named_tensors(original)), list(named_tensors(low.prepared.model))
-        for row in cast_rows(low.precision, self._before, before, after):
+        values = resolver(original), resolver(low.prepared.model)
+        for row in cast_rows(low.precision, self._before, before, after, values=values):
             self.writer.append(row)
         given = {**{f"input[{i}]": value for i, value in enumerate(reference.batch.positional)}, **reference.inputs}
-        inputs = _named_inputs(given)
+        inputs = named_inputs(given)
         rows = tensor_rows(inputs, Tape(device_of(original)))
-        for row in cast_rows(low.precision, rows, inputs, _named_inputs(low.prepared.inputs(given))):
+        for row in cast_rows(low.precision, rows, inputs, named_inputs(low.prepared.inputs(given))):
             self.writer.append(row)
 
     def _write(self, run: Watched, chunk: list[Reference]) -> None:
@@ -375,23 +381,6 @@ def _is_off(row: OutputRow, tolerance: float) -> bool:
     """Return whether an output differs by more than rounding and a few near ties explain."""
     changed = max(row.changed - TIES * row.decisions, row.evened - TIES * row.ranked)
     return (row.relative_error or 0.0) > tolerance or changed > 0
-
-
-def _named_inputs(inputs: dict[str, Any]) -> list[Named]:
-    """Return the floating inputs in the form of named tensors."""
-    return [
-        ("input", name, t) for key, value in inputs.items() for name, t in tensors(value, key) if t.is_floating_point()
-    ]
-
-
-def _nbytes(model: nn.Module) -> int:
-    """Return the bytes of a model's parameters."""
-    return sum(p.nbytes for p in model.parameters() if not is_lazy(p))
-
-
-def _room(model: nn.Module) -> int:
-    """Return how many bytes of float32's outputs may be held for comparison."""
-    return max(LEAST_HELD, min(MOST_HELD, _nbytes(model) // 4))
 
 
 def _length(batches: Any) -> int | None:

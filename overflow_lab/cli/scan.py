@@ -55,6 +55,8 @@ def scan(
     num_beams: opt.NumBeams = 4,
     max_new_tokens: opt.MaxNewTokens = 32,
     device: opt.Device = "cpu",
+    device_map: opt.DeviceMap = None,
+    max_memory: opt.MaxMemory = None,
     attn_implementation: opt.AttnImplementation = None,
     revision: opt.Revision = None,
     subfolder: opt.Subfolder = None,
@@ -76,13 +78,9 @@ def scan(
     check_fail_on(fail_on)
     target = place(report, stem_of(model), ".html", overwrite=overwrite)
     kept = resume or place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
-    if resume is not None and (fix or recording is not None):
-        other = "--fix" if fix else "--recording"
-        raise UsageError(f"--resume and {other} are both given; a scan that is resumed goes on in its own recording.")
+    _check_alone(context.params)
     check_writable(target)
     check_folder(repro, overwrite=overwrite)
-    if fix and repro is not None:
-        raise UsageError("--fix and --repro are both given; scan with one of them, then with the other.")
     with named_end(kept):
         if fix:
             found = mended(model, kept, context.params, quiet=quiet).before
@@ -93,11 +91,22 @@ def scan(
         print_json(found.recording, found.diagnosis, recording_path=kept, report_path=target)
         return exit_code(found.diagnosis, fail_on)
     print_text(found.recording, found.diagnosis, quiet=quiet)
+    if not found.recording.header.precisions[1:]:
+        typer.echo("\n" + "\n".join(_forecast(found)))
     if not quiet:
         typer.echo(f"\nreport     {target}\nrecording  {kept}\nagain      overflow-lab report {kept}")
         if repro is not None:
             typer.echo(_script(found))
     return exit_code(found.diagnosis, fail_on)
+
+
+def _check_alone(given: dict[str, Any]) -> None:
+    """Refuse options that do not go together, before a long scan."""
+    if given["fix"] and given["repro"] is not None:
+        raise UsageError("--fix and --repro are both given; scan with one of them, then with the other.")
+    other = "--fix" if given["fix"] else "--recording" if given["recording"] is not None else None
+    if given["resume"] is not None and other is not None:
+        raise UsageError(f"--resume and {other} are both given; a scan that is resumed goes on in its own recording.")
 
 
 def _scanned(model: str, precision: list[str] | None, kept: Path, params: dict[str, Any], quiet: bool) -> Scan:
@@ -117,6 +126,20 @@ def _report(found: Scan, target: Path, kept: Path) -> None:
         found.save_report(target)
     except UsageError as error:
         raise ScanInterrupted(str(error), str(kept)) from error
+
+
+def _forecast(found: Scan) -> list[str]:
+    """Return a line for each format, of a scan that ran float32 alone: what of it would not fit."""
+    from overflow_lab.analysis.forecast import forecast
+    from overflow_lab.report import text
+
+    made = []
+    for one in forecast(found.recording):
+        said = f"{one.beyond:,} of {text.plural(one.layers, 'layer')} do not fit" if one.beyond else "every layer fits"
+        where = f", the first is {text.module_name(one.module)} ({text.number(one.value)})" if one.beyond else ""
+        weak = f"; {text.plural(one.flushed, 'layer')} lose values to zero" if one.flushed else ""
+        made.append(f"forecast   {one.format:<14} {said}{where}; headroom {text.bits(one.headroom)} bits{weak}")
+    return made
 
 
 def _script(found: Scan) -> str:
