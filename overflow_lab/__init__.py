@@ -31,6 +31,7 @@ The pieces
             `generation_timeline` of `steps`.
 `remedy`    what mends a model, each remedy proven by a second scan: `Remedies`.
 `finetune`  trains a copy of a model until its activations fit, by an `ActivationPenalty`, which is for your loop, too.
+`weights`   what is in the files of a checkpoint, and what casts would lose, without loading it: `Weights`.
 `missing_kernels`  what this torch lacks for a model in one precision.
 `assert_fits`  for test suites: fails with the diagnosis unless a model works in a precision, with headroom to spare.
 
@@ -43,7 +44,8 @@ only passed it on; the *chain* leads from the output back to it. A *verdict* is 
 `precision` or `unsupported`; its severity says whether the output is wrong.
 
 On the command line: `overflow-lab scan MODEL`, `fix MODEL`, `convert MODEL`, `finetune MODEL`, `report RECORDING`,
-`diff A B`, `export RECORDING FILE`, `kernels MODEL`. Errors that are raised on purpose derive from `OverflowLabError`.
+`diff A B`, `export RECORDING FILE`, `kernels MODEL`, `weights MODEL`.
+Errors that are raised on purpose derive from `OverflowLabError`.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from overflow_lab.report.plots import error_growth, error_staircase, generation_timeline, range_ladder
     from overflow_lab.scan import Scan, scan
     from overflow_lab.testing import assert_fits
+    from overflow_lab.weights import Weights, weights
 
 # Imported on first use: torch, pandas and matplotlib take seconds, and reading a recording needs none of them.
 _HOMES = {
@@ -104,6 +107,8 @@ _HOMES = {
     "Scan": "overflow_lab.scan",
     "scan": "overflow_lab.scan",
     "assert_fits": "overflow_lab.testing",
+    "Weights": "overflow_lab.weights",
+    "weights": "overflow_lab.weights",
 }
 
 __all__ = [
@@ -118,6 +123,7 @@ __all__ = [
     "Scan",
     "ScanInterrupted",
     "UsageError",
+    "Weights",
     "__version__",
     "analyze",
     "assert_fits",
@@ -138,6 +144,7 @@ __all__ = [
     "scan",
     "sites",
     "steps",
+    "weights",
 ]
 
 

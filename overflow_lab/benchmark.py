@@ -16,12 +16,15 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from overflow_lab.capture.module_ranges import ModuleRanges
 from overflow_lab.capture.ports import Ports
@@ -30,6 +33,8 @@ from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.run import run
 from overflow_lab.capture.statistics import Tape
+from overflow_lab.capture.stored import BLOCK, stored_in
+from overflow_lab.capture.stored import measure as measure_stored
 from overflow_lab.recording import PrecisionRow
 
 Ask = Callable[[Any], object]
@@ -135,6 +140,31 @@ def shadow_ratios(model: Any, rounds: int) -> list[float]:
     return ratios
 
 
+def weights_ratios(dtype: torch.dtype, rounds: int, *, megabytes: int = 256) -> list[float]:
+    """Return the cost of scanning the weights in a file, to reading its bytes once into memory that is used again.
+
+    The file was just written, so that it is in the page cache; reading is done by one thread, scanning by two.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        generator = torch.Generator().manual_seed(0)
+        elements = megabytes * 2**20 // dtype.itemsize
+        save_file({"weight": (torch.randn(elements, generator=generator) * 0.02).to(dtype)}, path)
+        found, memory = stored_in(path), bytearray(BLOCK)
+        ratios = []
+        for number in range(rounds + 1):
+            plain = seconds(lambda: _read(path, memory))
+            scanned = seconds(lambda: measure_stored(found))
+            ratios += [scanned / plain] if number else []
+    return ratios
+
+
+def _read(path: Path, memory: bytearray) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(memory):
+            pass
+
+
 def peak_megabytes(how: str) -> float:
     """Return the peak memory of a fresh process that does 8 x 128 "bare" or "watched"."""
     command = [sys.executable, "-m", "overflow_lab.benchmark", "--child", how]
@@ -187,6 +217,12 @@ def report(rounds: int) -> None:
     cell = f"{statistics.median(shadow):5.2f} ({min(shadow):.2f} to {max(shadow):.2f})"
     out.write(f"{'shadow_bf16_8x128':20s} overflow-lab {cell} of a float32 and a bfloat16 forward\n")
     made["shadow_bf16_8x128"] = statistics.median(shadow)
+    for dtype in (torch.float32, torch.bfloat16):
+        name = f"weights_{str(dtype).removeprefix('torch.')}"
+        ratios_of = weights_ratios(dtype, rounds)
+        cell = f"{statistics.median(ratios_of):5.2f} ({min(ratios_of):.2f} to {max(ratios_of):.2f})"
+        out.write(f"{name:20s} overflow-lab {cell} of reading the file\n")
+        made[name] = statistics.median(ratios_of)
     above = statistics.median(peak_megabytes("watched") - peak_megabytes("bare") for _ in range(3))
     out.write(f"{'memory_modules_mb':20s} overflow-lab {above:.0f} MB above the bare forward's peak\n")
     made["memory_modules_mb"] = above

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from overflow_lab.analysis import Diagnosis, Verdict, analyze
 from overflow_lab.errors import OverflowLabError, ScanInterrupted, UsageError, one_line
-from overflow_lab.recording import FORMAT, Header, Recording, load
+from overflow_lab.recording import FORMAT, Header, Recording, Resumable, load, load_progress
+from overflow_lab.recording.codec import decode, encode
 from overflow_lab.recording.writer import Writer
 
 if TYPE_CHECKING:
@@ -95,18 +97,21 @@ def scan(
     `model` is a torch.nn.Module (with `inputs`: a dict of keyword inputs, a tuple of positional ones, or a list of
     these, one for each call), or a string as on the command line: a hub id, a folder, "path/to/file.py:function" or
     "demo". `precisions` names what is judged; float32 always runs as the reference, and is judged itself (against
-    float64) where it is named or where its output holds NaN. `recording` is a file to write (.jsonl or .jsonl.gz);
-    without it the recording stays in memory. Further options are the fields of
-    `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and `store_texts=True`,
-    which keeps prompts and answers in the recording. `level="module"` leaves out the shadow run, which names
-    operations; "auto" does so for models of more than two billion parameters. A model in memory is asked to generate
-    with `generate=True` only; `tokenizer` then turns its answers into text. `repro` is a folder for a script that
-    rebuilds the failure (see `Scan.reproduction`): the weights and inputs of the module at fault are written there.
+    float64) where it is named or where its output holds NaN; "forecast" asks for float32's run alone.
+    `recording` is a file to write (.jsonl or .jsonl.gz); without it the recording stays in memory. Further options are
+    the fields of `overflow_lab.subjects.options.SubjectOptions` (texts, batch_size, generate, device, ...) and
+    `store_texts=True`, which keeps prompts and answers in the recording. `level="module"` leaves out the shadow run,
+    which names operations; "auto" does so for models of more than two billion parameters. `resume` is the recording of
+    a scan that was interrupted: it goes on there with the inputs that are missing, and is refused where anything else
+    differs. A model in memory is asked to generate with `generate=True` only; `tokenizer` then turns its answers into
+    text. `repro` is a folder for a script that rebuilds the failure (see `Scan.reproduction`): the weights and inputs
+    of the module at fault are written there.
 
     Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
     recording saved; KeyboardInterrupt is passed on, the recording saved as well.
     """
     store_texts, tokenizer = bool(options.pop("store_texts", False)), options.pop("tokenizer", None)
+    recording, resumed = _resumed(recording, options.pop("resume", None))
     level, folder = _level(options.pop("level", "auto")), options.pop("repro", None)
     options = default_device(model, options)
     subject = subject_of(model, inputs, options, tokenizer)
@@ -118,6 +123,7 @@ def scan(
         store_texts=store_texts,
         level=level,
         options=options,
+        resumed=resumed,
     )
     if folder is None:
         return found
@@ -133,6 +139,7 @@ def scan_subject(
     store_texts: bool = False,
     level: str = "auto",
     options: Mapping[str, Any] | None = None,
+    resumed: Resumable | None = None,
 ) -> Scan:
     """Scan a subject; as `scan`, which makes one of what the user gives. `options` are written into the header."""
     from overflow_lab.capture.record import Recorder
@@ -140,8 +147,31 @@ def scan_subject(
 
     wanted = _precisions(precisions)
     header = _header(subject, wanted, {**(options or {}), "level": level})
-    writer = Writer(None if recording is None else Path(recording), header)
-    return _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level))
+    if resumed is not None:
+        _check_resumed(header, resumed)
+    writer = Writer(None if recording is None else Path(recording), header, resumed=resumed)
+    return _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level, resumed=resumed))
+
+
+def _resumed(recording: str | Path | None, resume: str | Path | None) -> tuple[str | Path | None, Resumable | None]:
+    """Return where to write, and what to go on from. Raises UsageError for a recording that cannot be gone on from."""
+    if resume is None:
+        return recording, None
+    if recording is not None and Path(recording) != Path(resume):
+        raise UsageError(f"a scan that is resumed goes on in {resume}; leave the recording {recording} out.")
+    resumed = load_progress(resume)
+    if resumed is None:
+        raise UsageError(f"{resume} was interrupted before any inputs had run in all precisions; scan anew.")
+    return resume, resumed
+
+
+def _check_resumed(header: Header, resumed: Resumable) -> None:
+    from overflow_lab.capture.resume import check_same_header
+    from overflow_lab.subjects.options import SubjectOptions
+
+    shown = _shown({**dataclasses.asdict(SubjectOptions()), "level": "auto"})
+    now = decode(json.loads(encode(header)))  # as a file has it: lists for tuples
+    check_same_header(now, resumed.recording.header, str(resumed.recording.path), defaults=shown)
 
 
 def _precisions(names: Iterable[str]) -> tuple[Precision, ...]:
@@ -180,7 +210,7 @@ def _recorded(recorder: Recorder) -> Scan:
     except Exception as error:  # the user's data loader or loading code among them: what was recorded is saved
         message = str(error) if isinstance(error, OverflowLabError) else f"the scan ended early: {one_line(error)}"
         raise ScanInterrupted(message, path) from error
-    made = writer.recording()
+    made = load(path) if path is not None and writer.untouched else writer.recording()
     return Scan(made, analyze(made))
 
 
@@ -202,7 +232,7 @@ def subject_of(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: A
     if wrong:
         raise UsageError(
             f"scan() has no option {wrong[0]!r}; "
-            f"choose among {', '.join([*known, 'level', 'repro', 'store_texts', 'tokenizer'])}."
+            f"choose among {', '.join([*known, 'level', 'repro', 'resume', 'store_texts', 'tokenizer'])}."
         )
     texts = options.get("texts")
     chosen = SubjectOptions(**{**options, "texts": (texts,) if isinstance(texts, str) else texts and tuple(texts)})
@@ -250,11 +280,6 @@ def _header(subject: Subject, wanted: tuple[Precision, ...], options: Mapping[st
     from overflow_lab import __version__
     from overflow_lab.capture.environment import environment
 
-    shown = {
-        k: v
-        for k, v in options.items()
-        if isinstance(v, (int, float, bool)) or k in ("attn_implementation", "task", "device", "level")
-    }
     return Header(
         format=FORMAT,
         overflow_lab=__version__,
@@ -262,5 +287,11 @@ def _header(subject: Subject, wanted: tuple[Precision, ...], options: Mapping[st
         subject={"name": subject.name, "kind": subject.kind, **subject.facts, "notes": list(subject.notes)},
         precisions=tuple(dict.fromkeys(("float32", *(precision.name for precision in wanted)))),
         environment=environment(str(options.get("device", "cpu"))),
-        options=shown,
+        options=_shown(options),
     )
+
+
+def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a header tells of."""
+    named = ("attn_implementation", "task", "device", "level")
+    return {k: v for k, v in options.items() if isinstance(v, (int, float, bool)) or k in named}

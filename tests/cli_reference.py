@@ -21,6 +21,7 @@ EXAMPLES = {
     "fix": "overflow-lab fix ./my-model --precision fp16 --save ./mended",
     "convert": "overflow-lab convert ./my-model --to fp16 --remedy auto --save ./my-model-fp16",
     "finetune": "overflow-lab finetune ./my-model --data texts.txt --save ./my-model-fits",
+    "weights": "overflow-lab weights ./my-model --precision fp16",
     "report": "overflow-lab report reports/my-model.jsonl.gz",
     "export": "overflow-lab export reports/my-model.jsonl.gz layers.csv",
     "diff": "overflow-lab diff before.jsonl.gz after.jsonl.gz",

@@ -7,7 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows, answers_of, first_difference
+from overflow_lab.analysis.effects import effect
+from overflow_lab.capture.answers import (
+    AnswerContext,
+    AnswerLimit,
+    Answers,
+    answer_rows,
+    answers_of,
+    first_difference,
+)
+from overflow_lab.formats import FORMATS
+from overflow_lab.recording import AnswerCountRow, AnswerRow, Header, Recording
 from overflow_lab.subjects import Batch, Generation
 
 TOKENS = st.lists(st.integers(0, 3), max_size=8)
@@ -66,3 +76,42 @@ def test_texts_are_stored_on_request_only() -> None:
         (row,) = answer_rows(context, Answers(((5,),)), Answers(((6,),)), SEQ2SEQ, texts=texts)
         found = (row.prompt, row.text, row.reference_text)
         assert found == (("secret", "6", "5") if texts else (None, None, None))
+
+
+# ---- more answers than are kept ----
+
+ANSWER = st.tuples(
+    st.sampled_from(["same", "changed", "failed"]), st.sampled_from([None, 0.0, 1e-9, 0.01, 0.02, 0.5, 3.0])
+)
+
+
+def answer(batch: int, status: str, margin: float | None) -> AnswerRow:
+    return AnswerRow("float16", "greedy", batch, 0, status, 3, 3, margin=margin if status == "changed" else None)
+
+
+def recorded(rows: list[AnswerRow | AnswerCountRow]) -> Recording:
+    return Recording(Header(1, "0", "", {}, ("float32", "float16")), tuple(rows))
+
+
+@given(st.lists(ANSWER, max_size=40), st.integers(0, 40))
+def test_what_reached_the_output_is_told_of_all_answers_though_few_are_kept(
+    given_answers: list[tuple[str, float | None]], stopped: int
+) -> None:
+    rows = [answer(number, *one) for number, one in enumerate(given_answers)]
+    first, second = AnswerLimit(most=5, differing=3), AnswerLimit(most=5, differing=3)
+    made = [kept for row in rows[:stopped] for kept in first.limited([row])]
+    second.resume(made)
+    made += [kept for row in rows[stopped:] for kept in second.limited([row])]
+    fmt = FORMATS["float16"]
+    assert effect(recorded(made), "float16", fmt) == effect(recorded(list(rows)), "float16", fmt)
+    kept = [row for row in made if isinstance(row, AnswerRow)]
+    assert kept[:5] == rows[:5]
+    assert len(kept) <= 8
+    assert all(row.status != "same" for row in kept[5:])
+
+
+def test_a_batch_has_one_count_at_most() -> None:
+    rows = [answer(0, "same", None) for _ in range(9)]
+    *kept, count = AnswerLimit(most=4).limited(rows)
+    assert kept == rows[:4]
+    assert count == AnswerCountRow("float16", "greedy", same=5)

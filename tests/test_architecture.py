@@ -34,10 +34,11 @@ MAY_IMPORT = {
     "scan": SIDES | {"reproduce"},
     "kernels": SIDES | {"scan"},
     "testing": SIDES | {"scan"},
+    "weights": SIDES,
     "remedies": SIDES | {"scan"},
     "training": SIDES | {"scan"},
-    "": SIDES | {"scan", "kernels", "testing", "remedies", "training"},
-    "cli": SIDES | {"", "scan", "kernels", "testing", "remedies", "training"},
+    "": SIDES | {"scan", "kernels", "testing", "weights", "remedies", "training"},
+    "cli": SIDES | {"", "scan", "kernels", "testing", "weights", "remedies", "training"},
     "__main__": {"cli"},
     "benchmark": SIDES,
 }

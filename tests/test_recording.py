@@ -17,6 +17,7 @@ from overflow_lab.errors import OverflowLabError, RecordingFormatError, UsageErr
 from overflow_lab.ranges import Range
 from overflow_lab.recording import (
     FORMAT,
+    AnswerCountRow,
     AnswerRow,
     AttributionRow,
     BlindSpotRow,
@@ -31,12 +32,14 @@ from overflow_lab.recording import (
     OperationRow,
     OutputRow,
     PrecisionRow,
+    ProgressRow,
     ProofRow,
     RangeRow,
     RunRow,
     StepRow,
     TensorRow,
     load,
+    load_progress,
 )
 from overflow_lab.recording.codec import decode, dump, encode
 from overflow_lab.recording.rows import ROW_TYPES
@@ -55,6 +58,7 @@ ROWS: list[Any] = [
     ErrorRow("float16", "a", "output", 3, 100, 1, 2.0, 8.0),
     OutputRow("float16", "output", 100, 1, 2.0, 8.0, 10, 1, 0.5, 9),
     AnswerRow("float16", "beam", 0, 1, "changed", 3, 4, first_difference=2, text="four", reference_text="fünf"),
+    AnswerCountRow("float16", "beam", same=5, changed=2, failed=1, margins={-3: 1}),
     FailureRow("float16", "forward", 0, "a", "RuntimeError: \"x\" not implemented for 'Half'", unsupported=True),
     OperationRow(
         "float16", "a", "aten.mm", 0, 3, "float16", 2, 100, nonfinite=1, absmax=1e6, error=math.inf, error_in=0.1
@@ -276,3 +280,76 @@ def test_rows_that_cannot_be_added_are_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(OverflowLabError, match="could not be written further") as raised:
         append(tmp_path / "no" / "r.jsonl", [])
     assert "\n" not in str(raised.value)
+
+
+# ---- many inputs ----
+
+
+def grown(path: Path, batches: int) -> Writer:
+    """Write one range row, one answer and a progress row for each batch."""
+    with Writer(path, HEADER) as writer:
+        for batch in range(batches):
+            writer.append(RangeRow("float16", "a", "output", 3, "float16", 2, RANGE, Moment(3, "forward", batch, 1)))
+            writer.append(OutputRow("float16", "output", 100, 1, 2.0, 8.0, 10, 1, 0.5, 9))
+            writer.progress(ProgressRow(batch + 1, 4 * batch + 4, "d"))
+    return writer
+
+
+@pytest.mark.parametrize("name", ["r.jsonl", "r.jsonl.gz"])
+def test_a_file_does_not_grow_with_the_number_of_batches(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    writer = grown(path, 12_000)
+    assert path.stat().st_size < 1.5 * 2**20
+    assert len(writer.rows) == 2
+    made = load(path)
+    assert made == writer.recording()
+    assert made.of(RangeRow)[0].calls == 24_000
+    assert [place.name for place in tmp_path.iterdir()] == [name]
+
+
+def test_a_recording_is_compacted_at_its_last_progress(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with Writer(path, HEADER) as writer:
+        for _ in range(10):
+            writer.append(RunRow("float16", "forward", 1, 2, 30, 0.5))
+        writer.progress(ProgressRow(10, 20, "d", {"clocks": {"float16": 4}}), last=True)
+        writer.append(BlindSpotRow("a", "was never called"))
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["header", "run", "progress", "blind_spot", "footer"]
+    assert load(path).of(RunRow) == [RunRow("float16", "forward", 10, 20, 300, 5.0)]
+    found = load_progress(path)
+    assert found is not None
+    assert found.progress == ProgressRow(10, 20, "d", {"clocks": {"float16": 4}})
+    assert found.complete
+    assert not found.recording.of(BlindSpotRow)
+
+
+def test_where_a_file_cannot_be_compacted_it_goes_on_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", refuse)
+    path = tmp_path / "r.jsonl"
+    grown(path, 8_000)
+    assert load(path).of(RangeRow)[0].calls == 16_000
+    assert [place.name for place in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+def test_a_resumed_recording_is_left_alone_until_a_row_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    grown(path, 3)
+    with path.open("a") as file:
+        file.write('{"kind":"run","precision":"float16","run":"forw')
+    data = path.read_bytes()
+    found = load_progress(path)
+    assert found is not None
+    with pytest.raises(ValueError, match="no"), Writer(path, HEADER, resumed=found):
+        raise ValueError("no")
+    assert path.read_bytes() == data
+    with Writer(path, HEADER, resumed=found) as writer:
+        writer.append(BlindSpotRow("a", "was never called"))
+    assert load(path).of(RangeRow)[0].calls == 6
+    assert load(path).complete
+    again = load_progress(path)
+    assert again is not None
+    assert again.progress == found.progress

@@ -6,7 +6,7 @@ import math
 
 from overflow_lab.analysis.results import Effect
 from overflow_lab.formats import FloatFormat
-from overflow_lab.recording import AnswerRow, AttributionRow, NoiseRow, OutputRow, Recording
+from overflow_lab.recording import AnswerCountRow, AnswerRow, AttributionRow, NoiseRow, OutputRow, Recording
 from overflow_lab.tolerances import EVENED, EVENED_ROWS, MOST_NOISE, TIES, TOLERATED_NOISE, tolerance
 
 # Decisions that float32 makes clearly hardly ever change in a healthy model; near ties are not counted (see `effect`).
@@ -21,6 +21,7 @@ def effect(recording: Recording, precision: str, fmt: FloatFormat) -> Effect:
     """
     rows = [row for row in recording.of(OutputRow) if row.precision == precision]
     answers = [row for row in recording.of(AnswerRow) if row.precision == precision]
+    counted = [row for row in recording.of(AnswerCountRow) if row.precision == precision]
     scored = any(row.decisions and not _whole_numbers(row) for row in rows)
     judged = [row for row in rows if row.decisions] if scored else rows
     limit = tolerance(fmt)
@@ -37,11 +38,12 @@ def effect(recording: Recording, precision: str, fmt: FloatFormat) -> Effect:
         relative_error=max(errors, default=None),
         changed_decisions=sum(row.changed for row in judged) / decisions if decisions else None,
         kl=sum(row.kl_sum for row in judged) / divergences if divergences else None,
-        answers=len(answers),
-        changed_answers=sum(row.status == "changed" for row in answers),
-        failed_answers=sum(row.status == "failed" for row in answers),
+        answers=len(answers) + sum(row.total for row in counted),
+        changed_answers=sum(row.status == "changed" for row in answers) + sum(row.changed for row in counted),
+        failed_answers=sum(row.status == "failed" for row in answers) + sum(row.failed for row in counted),
         tied_decisions=sum(_near_ties(row, limit) for row in judged) / decisions if decisions else None,
-        tied_answers=sum(row.status == "changed" and row.margin is not None and row.margin < limit for row in answers),
+        tied_answers=sum(row.status == "changed" and row.margin is not None and row.margin < limit for row in answers)
+        + sum(_near_ties(row, limit) for row in counted),
         evened_choices=max((row.evened / row.ranked for row in rows if row.ranked >= EVENED_ROWS), default=0.0),
         noise_floor=next((row.relative_error for row in recording.of(NoiseRow) if row.precision == precision), None),
         conditioned=_conditioned(recording, precision),
@@ -59,8 +61,8 @@ def _conditioned(recording: Recording, precision: str) -> bool:
     )
 
 
-def _near_ties(row: OutputRow, limit: float) -> int:
-    """Return how many changed decisions have a margin below `limit`, a power of two as all tolerances are."""
+def _near_ties(row: OutputRow | AnswerCountRow, limit: float) -> int:
+    """Return how many changes have a margin below `limit`, which is a power of two as all tolerances are."""
     return sum(count for exponent, count in row.margins.items() if math.ldexp(1.0, exponent) < limit)
 
 

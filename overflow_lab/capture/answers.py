@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 import torch
 
-from overflow_lab.recording import AnswerRow
+from overflow_lab.capture.margins import HIGHEST, LOWEST
+from overflow_lab.capture.precisions import device_of
+from overflow_lab.recording import AnswerCountRow, AnswerRow
 from overflow_lab.subjects import Batch, Generation
+
+# So many answers of each precision and search have a row of their own, and of those beyond so many that differ.
+MOST_ANSWERS, MOST_DIFFERING = 256, 64
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,19 @@ def _trim(tokens: Sequence[int], generation: Generation) -> tuple[int, ...]:
     while end and tokens[end - 1] == generation.padding:
         end -= 1
     return tuple(tokens[:end])
+
+
+def decoder_ids(model: Any, answers: Mapping[str, Answers], samples: int, generation: Generation) -> torch.Tensor:
+    """Return float32's first answers as decoder inputs, so that the plain forward sees what generation sees.
+
+    [inputs, tokens], on the model's device; without answers, one start token and one of padding for each input.
+    """
+    start = generation.start or getattr(model.config, "decoder_start_token_id", None) or 0
+    padding = generation.padding or 0
+    given = next(iter(answers.values()), Answers()).tokens or ((),) * max(samples, 1)
+    width = max(2, *(len(answer) for answer in given)) - 1
+    rows = [[start, *answer[:width], *[padding] * (width - len(answer))] for answer in given]
+    return torch.tensor(rows, device=device_of(model))
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -115,3 +136,55 @@ def _row(
         text=decode(got) if decode and got is not None else None,
         reference_text=decode(expected) if decode else None,
     )
+
+
+@dataclass
+class AnswerLimit:
+    """Lets the first answers of each precision and search into the recording, and counts the rest.
+
+    Beyond `most` only answers that differ from float32's are kept, `differing` of them.
+    """
+
+    most: int = MOST_ANSWERS
+    differing: int = MOST_DIFFERING
+    _seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _late: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def resume(self, rows: Iterable[AnswerRow | AnswerCountRow]) -> None:
+        """Go on behind these rows."""
+        for row in rows:
+            if isinstance(row, AnswerCountRow):
+                self._seen[row.precision, row.strategy] += row.total
+            else:
+                self._admit(row)
+
+    def limited(self, rows: Sequence[AnswerRow]) -> list[AnswerRow | AnswerCountRow]:
+        """Return the rows to write of one batch's: those that are kept, then a count of the others, if any."""
+        kept: list[AnswerRow | AnswerCountRow] = []
+        left: AnswerCountRow | None = None
+        for row in rows:
+            if self._admit(row):
+                kept.append(row)
+            else:
+                left = _counted(row) if left is None else left + _counted(row)
+        return kept if left is None else [*kept, left]
+
+    def _admit(self, row: AnswerRow) -> bool:
+        key = (row.precision, row.strategy)
+        self._seen[key] += 1
+        if self._seen[key] <= self.most:
+            return True
+        if row.status == "same" or self._late[key] >= self.differing:
+            return False
+        self._late[key] += 1
+        return True
+
+
+def _counted(row: AnswerRow) -> AnswerCountRow:
+    margins = {} if row.margin is None or row.status != "changed" else {_exponent(row.margin): 1}
+    return AnswerCountRow(row.precision, row.strategy, **{row.status: 1}, margins=margins)
+
+
+def _exponent(margin: float) -> int:
+    """Return floor(log2(margin)) within the limits that margins of decisions have."""
+    return LOWEST if margin == 0 else min(max(math.frexp(margin)[1] - 1, LOWEST), HIGHEST)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.runs import Reference, Watched
@@ -44,6 +45,16 @@ class Inside:
         looked.add(_ANSWER)
         call = Call(dict(reference.batch.inputs), settings=generation.strategies[strategy], run=strategy)
         return self._look(low, base, call, reference.number, off=True)
+
+    def memory(self) -> dict[str, Any]:
+        """Return what `recall` has to be given for another of these to go on from here."""
+        looked = {name: sorted(kinds) for name, kinds in self._looked.items()}
+        return {"looked": looked, "explained": sorted(self._explained)}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:
+        """Go on where another has stopped."""
+        self._looked = {name: set(kinds) for name, kinds in memory.get("looked", {}).items()}
+        self._explained = set(memory.get("explained", ()))
 
     def _look(self, low: Watched, base: Prepared, call: Call, batch: int, *, off: bool) -> Sequence[ShadowRow]:
         try:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 REFERENCE = "float32"
 LOW = ("float16", "bfloat16")
+FORECAST = "forecast"
 _WAYS = {"": "loader", "-to": "to", "-autocast": "autocast"}
 
 
@@ -53,7 +54,7 @@ def parse_precision(name: str) -> Precision:
         return Precision(REFERENCE, REFERENCE, "none")
     if dtype in LOW and cast is not None:
         return Precision(dtype + dash + way, dtype, cast)
-    runnable = ", ".join([REFERENCE, *(low + way for way in _WAYS for low in LOW)])
+    runnable = ", ".join([REFERENCE, *(low + way for way in _WAYS for low in LOW), FORECAST])
     more = f" ({dtype} is shown as a forecast in every report)" if dtype in FORMATS and not dash else ""
     raise UsageError(f"unknown precision {name!r}{more}; choose among {runnable}.")
 
@@ -61,9 +62,11 @@ def parse_precision(name: str) -> Precision:
 def parse_precisions(names: Iterable[str]) -> tuple[Precision, ...]:
     """Return the distinct precisions in the order asked for.
 
-    float32 always runs; where it is asked for, it is judged too, against shadows in float64.
+    float32 always runs; where it is asked for, it is judged too, against shadows in float64. "forecast" stands for no
+    precision: what float32's run tells of all formats is in every recording.
     """
-    return tuple({precision.name: precision for precision in map(parse_precision, names)}.values())
+    wanted = [name for name in names if name.strip().lower() != FORECAST]
+    return tuple({precision.name: precision for precision in map(parse_precision, wanted)}.values())
 
 
 @dataclass
@@ -103,10 +106,17 @@ class Prepared:
 
 
 def prepare(subject: Subject, precision: Precision) -> Prepared:
-    """Load the model in a precision, as `from_pretrained(dtype=...)`, `.to(dtype)` or autocast would have it."""
+    """Load the model in a precision, as `from_pretrained(dtype=...)`, `.to(dtype)` or autocast would have it.
+
+    Raises UsageError where a model that is partly on disk is to be cast by `.to`.
+    """
+    from overflow_lab.subjects.offload import is_offloaded
+
     dtype = None if precision.cast in ("none", "autocast") else precision.torch_dtype()
     model = subject.load(dtype if precision.cast == "loader" else None)
     if precision.cast == "to":
+        if is_offloaded(model):
+            raise UsageError(f"{precision.name} casts a model in memory, and this one is partly on disk; leave it out.")
         model = model.to(dtype)
     if subject.adapt is not None and precision.name != REFERENCE:
         model = subject.adapt(model, precision.name)
@@ -117,11 +127,17 @@ def prepare(subject: Subject, precision: Precision) -> Prepared:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's first parameter or buffer, the CPU where it has none."""
+    """Return the device of a model's first parameter or buffer, the CPU where it has none.
+
+    Of an offloaded model it is the device on which it is run.
+    """
     import torch
 
+    from overflow_lab.subjects.offload import execution_device
+
     tensors = itertools.chain(model.parameters(), model.buffers())
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+    found = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return found if found.type != "meta" else execution_device(model) or found
 
 
 def kept_in_float32(model: nn.Module) -> tuple[str, ...]:

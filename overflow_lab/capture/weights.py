@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,8 @@ from overflow_lab.capture.statistics import Tape
 from overflow_lab.formats import FORMATS
 from overflow_lab.ranges import Range
 from overflow_lab.recording import CastRow, TensorRow
-from overflow_lab.subjects.containers import is_readable
+from overflow_lab.subjects.containers import is_readable, tensors
+from overflow_lab.subjects.offload import Resolve, is_offloaded
 
 # A few weights that become subnormal are in every float16 model, and lose a bit or two each; more are worth a row.
 SUBNORMAL_SHARE = 0.01
@@ -19,17 +21,31 @@ SUBNORMAL_SHARE = 0.01
 Named = tuple[str, str, torch.Tensor]
 
 
+def _itself(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def named_tensors(model: nn.Module) -> Iterator[Named]:
-    """Yield (role, name, tensor) of each parameter and buffer once, floating ones only."""
+    """Yield (role, name, tensor) of each parameter and buffer once, floating ones only.
+
+    A tensor that is offloaded is on the meta device; see `subjects.offload.resolver` for its values.
+    """
+    offloaded = is_offloaded(model)
     for role, found in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for name, tensor in found:
-            if tensor.is_floating_point() and is_readable(tensor):
+            if tensor.is_floating_point() and (is_readable(tensor) or (tensor.is_meta and offloaded)):
                 yield role, name, tensor
 
 
-def tensor_rows(found: list[Named], tape: Tape) -> list[TensorRow]:
-    """Return the range row of each named tensor."""
-    measured = [tape.measure(tensor.to(tape.device)) for _, _, tensor in found]
+def named_inputs(inputs: Mapping[str, Any]) -> list[Named]:
+    """Return the floating tensors among the inputs of a call, in the form of named tensors."""
+    found = [(name, t) for key, value in inputs.items() for name, t in tensors(value, key)]
+    return [("input", name, t) for name, t in found if t.is_floating_point()]
+
+
+def tensor_rows(found: list[Named], tape: Tape, values: Resolve = _itself) -> list[TensorRow]:
+    """Return the range row of each named tensor; `values` gives those that are offloaded, one after the other."""
+    measured = [tape.measure(values(name, tensor).to(tape.device)) for _, name, tensor in found]
     rows = tape.drain()
     return [
         TensorRow(name, _module(role, name), role, _dtype(tensor), tuple(tensor.shape), rows.row(row))
@@ -37,10 +53,18 @@ def tensor_rows(found: list[Named], tape: Tape) -> list[TensorRow]:
     ]
 
 
-def cast_rows(precision: str, before: list[TensorRow], originals: list[Named], cast: list[Named]) -> list[CastRow]:
+def cast_rows(
+    precision: str,
+    before: list[TensorRow],
+    originals: list[Named],
+    cast: list[Named],
+    *,
+    values: tuple[Resolve, Resolve] = (_itself, _itself),
+) -> list[CastRow]:
     """Return a row for each tensor that lost something in the cast.
 
-    Tensors are matched by role and name: a model may have made buffers in its first run.
+    Tensors are matched by role and name: a model may have made buffers in its first run. `values` gives those of the
+    originals, and of the cast ones, that are offloaded.
     """
     wide, low = ({(role, name): tensor for role, name, tensor in named} for named in (originals, cast))
     rows = []
@@ -50,7 +74,7 @@ def cast_rows(precision: str, before: list[TensorRow], originals: list[Named], c
             continue
         target = _dtype(tensor)
         if can_lose(row.range, target):
-            made = _compare(precision, row, original, tensor)
+            made = _compare(precision, row, values[0](row.name, original), values[1](row.name, tensor))
             few = made.to_subnormal <= SUBNORMAL_SHARE * made.elements
             rows += [] if few and not (made.to_infinity or made.to_zero) else [made]
     return rows

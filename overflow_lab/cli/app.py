@@ -18,6 +18,7 @@ from overflow_lab.cli.kernels import kernels
 from overflow_lab.cli.optional import completed
 from overflow_lab.cli.report import report
 from overflow_lab.cli.scan import scan
+from overflow_lab.cli.weights import weights
 from overflow_lab.errors import OverflowLabError, RecordingFormatError, ScanInterrupted, UsageError
 
 DONE, FAILED_ON, USAGE, ENDED_EARLY = 0, 1, 2, 3
@@ -37,6 +38,7 @@ app.command()(scan)
 app.command()(fix)
 app.command()(convert)
 app.command()(finetune)
+app.command()(weights)
 app.command()(report)
 app.command()(diff)
 app.command()(export)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 PRECISIONS = tuple(name + way for way in ("", "-to", "-autocast") for name in ("float16", "bfloat16"))
-JUDGED = (*PRECISIONS, "float32")
+JUDGED = (*PRECISIONS, "float32", "forecast")
 FAIL_ON = ("never", "warning", "error")
 
 
@@ -44,7 +44,7 @@ Precisions = Annotated[
         "--precision",
         "--dtype",
         "-p",
-        help="float16 or bfloat16, plain or with -to or -autocast; repeats [default: both plain].",
+        help="float16 or bfloat16, plain or with -to or -autocast; repeats; or forecast [default: both plain].",
         show_default=False,
         autocompletion=among(*JUDGED),
     ),
@@ -82,6 +82,23 @@ AttnImplementation = Annotated[
         help="eager, sdpa, ...; as transformers names it.",
         show_default=False,
         autocompletion=among("eager", "sdpa", "flash_attention_2", "flex_attention"),
+    ),
+]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto",
+        help="auto: weights that do not fit stay on disk, and are read when their module is called (accelerate).",
+        show_default=False,
+        autocompletion=among("auto"),
+    ),
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="With --device-map: weights to keep in memory, as 8GB [default: 40% of what is free].",
+        show_default=False,
     ),
 ]
 Revision = Annotated[str | None, typer.Option(help="A branch, tag or commit on the hub.", show_default=False)]

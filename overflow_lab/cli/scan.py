@@ -28,6 +28,14 @@ ReproFolder = Annotated[
         show_default=False,
     ),
 ]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RECORDING",
+        help="Go on with a scan that was interrupted, in its own recording; all else must be as it was.",
+        show_default=False,
+    ),
+]
 Fix = Annotated[
     bool, typer.Option("--fix", help="Look for what mends it too, and prove it; `overflow-lab fix` has the options.")
 ]
@@ -48,6 +56,8 @@ def scan(
     num_beams: opt.NumBeams = 4,
     max_new_tokens: opt.MaxNewTokens = 32,
     device: opt.Device = "cpu",
+    device_map: opt.DeviceMap = None,
+    max_memory: opt.MaxMemory = None,
     attn_implementation: opt.AttnImplementation = None,
     revision: opt.Revision = None,
     subfolder: opt.Subfolder = None,
@@ -57,6 +67,7 @@ def scan(
     store_texts: opt.StoreTexts = False,
     recording: opt.RecordingFile = None,
     report: opt.ReportFile = None,
+    resume: Resume = None,
     repro: ReproFolder = None,
     fix: Fix = False,
     as_json: opt.AsJson = False,
@@ -67,11 +78,10 @@ def scan(
     """Run MODEL in float32 and in each low precision: what breaks, where, by how much, and what to do next."""
     check_fail_on(fail_on)
     target = place(report, stem_of(model), ".html", overwrite=overwrite)
-    kept = place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
+    kept = resume or place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
+    _check_alone(context.params)
     check_writable(target)
     check_folder(repro, overwrite=overwrite)
-    if fix and repro is not None:
-        raise UsageError("--fix and --repro are both given; scan with one of them, then with the other.")
     with named_end(kept):
         if fix:
             found = mended(model, kept, context.params, quiet=quiet).before
@@ -82,6 +92,8 @@ def scan(
         print_json(found.recording, found.diagnosis, recording_path=kept, report_path=target)
         return exit_code(found.diagnosis, fail_on)
     print_text(found.recording, found.diagnosis, quiet=quiet)
+    if not found.recording.header.precisions[1:]:
+        typer.echo("\n" + "\n".join(_forecast(found)))
     if not quiet:
         typer.echo(f"\nreport     {target}\nrecording  {kept}\nagain      overflow-lab report {kept}")
         if not fix and found.diagnosis.worst == "error":
@@ -91,6 +103,15 @@ def scan(
     return exit_code(found.diagnosis, fail_on)
 
 
+def _check_alone(given: dict[str, Any]) -> None:
+    """Refuse options that do not go together, before a long scan."""
+    if given["fix"] and given["repro"] is not None:
+        raise UsageError("--fix and --repro are both given; scan with one of them, then with the other.")
+    other = "--fix" if given["fix"] else "--recording" if given["recording"] is not None else None
+    if given["resume"] is not None and other is not None:
+        raise UsageError(f"--resume and {other} are both given; a scan that is resumed goes on in its own recording.")
+
+
 def _scanned(model: str, precision: list[str] | None, kept: Path, params: dict[str, Any], quiet: bool) -> Scan:
     """Scan behind progress bars."""
     with watched(quiet=quiet) as bars:
@@ -98,8 +119,8 @@ def _scanned(model: str, precision: list[str] | None, kept: Path, params: dict[s
 
         wanted = precision or ("float16", "bfloat16")
         options = opt.subject_options(params)
-        repro = params.get("repro")
-        return overflow_lab.scan(model, precisions=wanted, recording=kept, progress=bars, repro=repro, **options)
+        places = {"recording": kept, "resume": params.get("resume"), "repro": params.get("repro")}
+        return overflow_lab.scan(model, precisions=wanted, progress=bars, **places, **options)
 
 
 def _report(found: Scan, target: Path, kept: Path) -> None:
@@ -108,6 +129,20 @@ def _report(found: Scan, target: Path, kept: Path) -> None:
         found.save_report(target)
     except UsageError as error:
         raise ScanInterrupted(str(error), str(kept)) from error
+
+
+def _forecast(found: Scan) -> list[str]:
+    """Return a line for each format, of a scan that ran float32 alone: what of it would not fit."""
+    from overflow_lab.analysis.forecast import forecast
+    from overflow_lab.report import text
+
+    made = []
+    for one in forecast(found.recording):
+        said = f"{one.beyond:,} of {text.plural(one.layers, 'layer')} do not fit" if one.beyond else "every layer fits"
+        where = f", the first is {text.module_name(one.module)} ({text.number(one.value)})" if one.beyond else ""
+        weak = f"; {text.plural(one.flushed, 'layer')} lose values to zero" if one.flushed else ""
+        made.append(f"forecast   {one.format:<14} {said}{where}; headroom {text.bits(one.headroom)} bits{weak}")
+    return made
 
 
 def _script(found: Scan) -> str:

@@ -12,14 +12,15 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, NamedTuple, TypeVar, cast
 
 from overflow_lab.errors import RecordingFormatError, UsageError
+from overflow_lab.recording.answer_rows import AnswerCountRow, AnswerRow
 from overflow_lab.recording.codec import decode
 from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
+from overflow_lab.recording.progress_row import ProgressRow
 from overflow_lab.recording.proof_rows import ProofRow
 from overflow_lab.recording.rows import (
-    AnswerRow,
     BlindSpotRow,
     CastRow,
     ErrorRow,
@@ -41,7 +42,7 @@ from overflow_lab.recording.step_rows import StepRow
 FORMAT = 1
 
 # Rows of these kinds with the same key are of one site, and add up.
-_MERGED = (RangeRow, ErrorRow, OutputRow, RunRow, OperationRow, EventRow)
+_MERGED = (RangeRow, ErrorRow, OutputRow, RunRow, OperationRow, EventRow, AnswerCountRow)
 
 R = TypeVar("R")
 
@@ -81,6 +82,31 @@ def load(path: str | Path) -> Recording:
     this package.
     """
     source = Path(path)
+    header, decoded = _decoded(source)
+    return build(header, decoded, path=str(source))
+
+
+class Resumable(NamedTuple):
+    """A recording up to its last progress row, that row, and whether the whole scan is complete already."""
+
+    recording: Recording
+    progress: ProgressRow
+    complete: bool
+
+
+def load_progress(path: str | Path) -> Resumable | None:
+    """Read what a scan can go on from; None where the recording has no progress row. Raises what `load` does."""
+    source = Path(path)
+    header, decoded = _decoded(source)
+    places = [place for place, row in enumerate(decoded) if isinstance(row, ProgressRow)]
+    if not places:
+        return None
+    complete = any(isinstance(row, Footer) and row.status == "complete" for row in decoded)
+    return Resumable(build(header, decoded[: places[-1]], path=str(source)), decoded[places[-1]], complete)
+
+
+def _decoded(source: Path) -> tuple[Header, list[Any]]:
+    """Return the header and all that follows it."""
     lines = _lines(source)
     header = next(lines, None)
     if not isinstance(header, dict) or header.get("kind") != "header" or not isinstance(header.get("format"), int):
@@ -93,8 +119,7 @@ def load(path: str | Path) -> Recording:
             "upgrade, or record again."
         )
     try:
-        decoded = [row for line in lines if (row := decode(line)) is not None]
-        return build(cast(Header, decode(header)), decoded, path=str(source))
+        return cast(Header, decode(header)), [row for line in lines if (row := decode(line)) is not None]
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise RecordingFormatError(f"{source.name} has a row that cannot be read ({error}); record again.") from error
 
@@ -102,16 +127,30 @@ def load(path: str | Path) -> Recording:
 def build(header: Header, decoded: list[Any], *, path: str | None = None) -> Recording:
     """Return the recording of these rows: those of the same site are merged, a footer among them ends it."""
     footer = next((row for row in decoded if isinstance(row, Footer)), None)
-    merged: dict[Any, Any] = {}
-    for number, row in enumerate(row for row in decoded if not isinstance(row, Footer)):
-        key = _key(row, number)
-        merged[key] = merged[key] + row if key in merged else row
-    return Recording(header, tuple(merged.values()), footer, path)
+    merged = Merged()
+    for row in decoded:
+        if not isinstance(row, (Footer, ProgressRow)):
+            merged.add(row)
+    return Recording(header, merged.rows, footer, path)
 
 
-def _key(row: Any, number: int) -> Any:
-    """Return what makes two rows one: the site for mergeable rows, otherwise the row itself."""
-    return (row.kind, *row.key) if isinstance(row, _MERGED) else number
+class Merged:
+    """Rows in the order in which they came, those of one site merged into the first of them."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Any, Any] = {}
+        self._added = 0
+
+    def add(self, row: Row) -> None:
+        """Add a row to that of its site; a row of no site stands for itself."""
+        key = (row.kind, *row.key) if isinstance(row, _MERGED) else self._added
+        self._added += 1
+        self._rows[key] = self._rows[key] + row if key in self._rows else row
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows."""
+        return tuple(self._rows.values())
 
 
 def _lines(path: Path) -> Iterator[Any]:
@@ -140,6 +179,7 @@ def _open(path: Path) -> IO[str]:
 
 __all__ = [
     "FORMAT",
+    "AnswerCountRow",
     "AnswerRow",
     "AttributionRow",
     "BlindSpotRow",
@@ -149,19 +189,23 @@ __all__ = [
     "FailureRow",
     "Footer",
     "Header",
+    "Merged",
     "ModuleRow",
     "Moment",
     "NoiseRow",
     "OperationRow",
     "OutputRow",
     "PrecisionRow",
+    "ProgressRow",
     "ProofRow",
     "RangeRow",
     "Recording",
+    "Resumable",
     "Row",
     "RunRow",
     "StepRow",
     "TensorRow",
     "build",
     "load",
+    "load_progress",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from overflow_lab.ranges import Range
+from overflow_lab.recording.progress_row import ProgressRow
 from overflow_lab.recording.rows import ROW_TYPES, Footer, Header, Moment
 
 _TUPLES = frozenset(
@@ -28,7 +29,7 @@ _FLOATS = frozenset(
         "energy_lost",
         "relative_error",
     }
-    | {"value", "error", "error_in", "local_error", "spread_error", "margin", "total", "share"}
+    | {"rounding", "value", "error", "error_in", "local_error", "spread_error", "margin", "total", "share"}
 )
 
 
@@ -61,7 +62,7 @@ def encode(row: Any) -> str:
 
 def decode(line: Mapping[str, Any]) -> Any:
     """Return the row of a parsed line; None for a kind that this version does not know."""
-    known: dict[str, type[Any]] = {"header": Header, "footer": Footer, **ROW_TYPES}
+    known: dict[str, type[Any]] = {"header": Header, "footer": Footer, "progress": ProgressRow, **ROW_TYPES}
     cls = known.get(str(line.get("kind")))
     if cls is None:
         return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_args
 
 from overflow_lab.ranges import Range
+from overflow_lab.recording.answer_rows import AnswerCountRow, AnswerRow
 from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
 from overflow_lab.recording.proof_rows import ProofRow
 from overflow_lab.recording.step_rows import StepRow
@@ -60,7 +61,8 @@ class CastRow:
     """What the cast to a precision did to a parameter, buffer or input that it changed for the worse.
 
     `to_infinity`, `to_zero` and `to_subnormal` count elements that were finite, nonzero and normal before; `absmax`
-    is the largest finite magnitude before the cast, `energy_lost` the share of the sum of squares that became zero.
+    is the largest finite magnitude before the cast, `energy_lost` the share of the sum of squares that became zero,
+    `rounding` the relative error that rounding makes of what stays finite, where a sample of it was looked at.
     """
 
     kind: ClassVar[str] = "cast"
@@ -76,6 +78,7 @@ class CastRow:
     to_subnormal: int = 0
     absmax: float = 0.0
     energy_lost: float = 0.0
+    rounding: float | None = None
 
 
 @dataclass(frozen=True)
@@ -231,32 +234,6 @@ class OutputRow:
 
 
 @dataclass(frozen=True)
-class AnswerRow:
-    """What `generate` answered for one input, beside float32's answer.
-
-    `strategy` is "greedy" or "beam"; `status` "same", "changed" or "failed"; `first_difference` the index of the
-    first generated token that differs; `tokens` and `reference_tokens` the lengths without padding. `margin` says by
-    how much float32 prefers its own answer, in units of the root mean square of its scores: at that token in a greedy
-    answer, over the whole in a beam search; None where it is unknown. Texts are stored on request only.
-    """
-
-    kind: ClassVar[str] = "answer"
-    precision: str
-    strategy: str
-    batch: int
-    sample: int
-    status: str
-    tokens: int
-    reference_tokens: int
-    first_difference: int | None = None
-    error: str | None = None
-    prompt: str | None = None
-    text: str | None = None
-    reference_text: str | None = None
-    margin: float | None = None
-
-
-@dataclass(frozen=True)
 class FailureRow:
     """An exception that ended a run: where (innermost module running), its type and its message on one line."""
 
@@ -289,6 +266,7 @@ Row = (
     | ErrorRow
     | OutputRow
     | AnswerRow
+    | AnswerCountRow
     | FailureRow
     | OperationRow
     | EventRow

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overflow_lab.analysis.casts import worst_first
 from overflow_lab.analysis.numbers import number
 from overflow_lab.analysis.results import SEVERITIES
 from overflow_lab.errors import UsageError
@@ -57,8 +58,7 @@ class Conversion:
     def lost(self) -> tuple[CastRow, ...]:
         """What the cast lost, the worst tensor first; those with few subnormals and nothing else are left out."""
         rows = self.scan.recording.of(CastRow)
-        weights = [row for row in rows if row.precision == self.to and row.role != "input"]
-        return tuple(sorted(weights, key=lambda r: (-r.to_infinity, -r.energy_lost, -r.to_zero, -r.to_subnormal)))
+        return tuple(worst_first(row for row in rows if row.precision == self.to and row.role != "input"))
 
     @property
     def kept(self) -> tuple[str, ...]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pandas as pd
 
+from overflow_lab.analysis.casts import worst_first
 from overflow_lab.formats import FORMATS
-from overflow_lab.recording import AnswerRow, BlindSpotRow, CastRow, Recording
+from overflow_lab.recording import AnswerCountRow, AnswerRow, BlindSpotRow, CastRow, Recording
 from overflow_lab.report import packed, text
 from overflow_lab.report.plots import low_precisions, nonfinite_of
 from overflow_lab.report.site_keys import layer_key
@@ -233,15 +234,22 @@ def answer_table(recording: Recording, *, cap: int = ANSWER_CAP) -> AnswerTable:
     lines.sort(key=lambda line: line.number)  # stable: the searches of one input stay in their order
     differing = sorted(lines, key=lambda line: all(c is None or c.status == "same" for c in line.cells))
     kept = sorted(differing[:cap], key=lambda line: line.number)
-    return AnswerTable(precisions, tuple(_tally(rows)), tuple(kept), len(lines))
+    return AnswerTable(precisions, tuple(_tally(rows, recording.of(AnswerCountRow))), tuple(kept), len(lines))
 
 
-def _tally(rows: Sequence[AnswerRow]) -> list[tuple[str, str, int, int, int]]:
-    """Return (precision, strategy, same, changed, failed)."""
+def _tally(rows: Sequence[AnswerRow], counted_rows: Sequence[AnswerCountRow]) -> list[tuple[str, str, int, int, int]]:
+    """Return (precision, strategy, same, changed, failed), of the answers that have rows and of those counted alone."""
     counted: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         place = {"same": 0, "changed": 1}.get(row.status, 2)
         counted.setdefault((row.precision, row.strategy), [0, 0, 0])[place] += 1
+    for more in counted_rows:
+        before = counted.setdefault((more.precision, more.strategy), [0, 0, 0])
+        counted[more.precision, more.strategy] = [
+            before[0] + more.same,
+            before[1] + more.changed,
+            before[2] + more.failed,
+        ]
     return [(precision, strategy, *counts) for (precision, strategy), counts in counted.items()]  # type: ignore[misc]
 
 
@@ -286,7 +294,7 @@ class CastLine:
 
 def cast_table(recording: Recording, *, cap: int = CAST_CAP) -> tuple[list[CastLine], int]:
     """Return at most `cap` casts that lost something, the worst first, and how many there are."""
-    rows = sorted(recording.of(CastRow), key=lambda r: (-r.to_infinity, -r.energy_lost, -r.to_zero, -r.to_subnormal))
+    rows = worst_first(recording.of(CastRow))
     return [_cast(row) for row in rows[:cap]], len(rows)
 
 

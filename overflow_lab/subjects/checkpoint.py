@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from overflow_lab.errors import UsageError, one_line
+from overflow_lab.subjects.offload import is_offloaded, keep_while, loading_options, scratch_folder
 from overflow_lab.subjects.options import SubjectOptions
 from overflow_lab.subjects.quiet import quiet_loading
 from overflow_lab.subjects.tasks import Choice
@@ -243,13 +244,17 @@ class Checkpoint:
             with torch.no_grad():
                 for name, values in self._drawn.items():
                     weights[name].copy_(values)
-        return model.to(self.device)
+        return model if is_offloaded(model) else model.to(self.device)
 
     def _load(self, dtype: torch.dtype) -> tuple[torch.nn.Module, dict[str, Any]]:
         options = self.source.options
         more: dict[str, Any] = {"trust_remote_code": options.trust_remote_code} if self.choice.auto else {}
         if options.attn_implementation is not None:
             more["attn_implementation"] = options.attn_implementation
+        spread = loading_options(options.device_map, options.max_memory, self.device)
+        scratch = scratch_folder() if spread else None
+        if scratch is not None:
+            more |= {**spread, "offload_folder": scratch.name}
         with blamed_on(self.source, "the model"):
             model, info = self.choice.loader.from_pretrained(
                 self.source.place,
@@ -261,6 +266,8 @@ class Checkpoint:
                 **more,
                 **self.source.where,
             )
+        if scratch is not None:
+            keep_while(model, scratch)
         return model, info
 
     def _check(self, model: torch.nn.Module, info: Mapping[str, Any]) -> None:

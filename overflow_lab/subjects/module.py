@@ -11,6 +11,7 @@ import torch
 
 from overflow_lab.errors import UsageError, one_line
 from overflow_lab.subjects.containers import tensors
+from overflow_lab.subjects.offload import cast_offloaded, is_offloaded
 from overflow_lab.subjects.subject import Batch, Generation, Subject
 from overflow_lab.subjects.tensors import (
     WIDE_AND_NARROW,
@@ -37,7 +38,11 @@ class Copies:
 
     def __call__(self, dtype: torch.dtype | None) -> torch.nn.Module:
         """Return a copy of the module on the device. Raises UsageError, in one line, when it cannot be copied."""
-        copied = self._copy().to(self.device)
+        copied = self._copy()
+        if is_offloaded(copied):
+            cast_offloaded(copied, dtype)
+            return copied
+        copied = copied.to(self.device)
         if dtype is not None:
             return copied.to(dtype)
         copied._apply(lambda tensor: tensor.float() if tensor.dtype in WIDE_AND_NARROW else tensor)

@@ -13,7 +13,8 @@ class SubjectOptions:
     one column and `template` ("{question} {context}") joins several. `task` overrules the task read from the config
     (see `tasks.TASKS`). `max_length` counts tokens. `generate` asks generative models to answer, too, by greedy search
     and by a beam search of `num_beams`, `max_new_tokens` long. `allow_pickle` lets weights be read that are not
-    safetensors.
+    safetensors. `device_map` "auto" lets accelerate keep weights beyond `max_memory` ("8GB", of the CPU's; None is a
+    share of what is free) on disk and read them at each forward.
     """
 
     texts: tuple[str, ...] | None = None
@@ -32,3 +33,5 @@ class SubjectOptions:
     allow_pickle: bool = False
     device: str = "cpu"
     attn_implementation: str | None = None
+    device_map: str | None = None
+    max_memory: str | None = None
