@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
 from torch.utils import _python_dispatch
 
 
 def outside_modes() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which no TorchDispatchMode is active; a mode of the model's might change what we measure."""
-    if not _python_dispatch._get_current_dispatch_mode_stack():
-        return contextlib.nullcontext()
-    return _python_dispatch._disable_current_modes()
+    return _python_dispatch._disable_current_modes() if is_in_mode() else contextlib.nullcontext()
+
+
+def is_in_mode() -> bool:
+    """Return whether a TorchDispatchMode is active."""
+    return bool(torch._C._len_torch_dispatch_stack())

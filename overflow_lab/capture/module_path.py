@@ -92,6 +92,8 @@ class ModulePath:
 
         Above it are modules left by an exception that is no Exception (Ctrl-C): torch calls no hooks for those.
         """
+        if self.stack and self.stack[-1] is path:
+            return True
         if path not in self.stack:
             return False
         del self.stack[len(self.stack) - self.stack[::-1].index(path) :]

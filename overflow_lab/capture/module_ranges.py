@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from overflow_lab.capture.modes import outside_modes
+from overflow_lab.capture.modes import is_in_mode, outside_modes
 from overflow_lab.capture.module_path import ModulePath
 from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.samples import Differences, Samples
 from overflow_lab.subjects.containers import tensors
+
+# Types of arguments that hold no tensor, and are many.
+_EMPTY = frozenset((type(None), bool, int, float, str))
+
+
+@cache
+def _input(key: int | str) -> str:
+    return f"input[{key!r}]"
 
 
 class ModuleRanges:
@@ -44,26 +53,36 @@ class ModuleRanges:
     def _enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._calls[path] += 1
         for index, value in enumerate(args):
-            self._see(path, f"input[{index}]", value, caches=False)
+            if type(value) not in _EMPTY:
+                self._see(path, _input(index), value, caches=False)
         for name, value in kwargs.items():
-            self._see(path, f"input[{name!r}]", value, caches=False)
+            if type(value) not in _EMPTY:
+                self._see(path, _input(name), value, caches=False)
 
     def _leave(self, path: str, output: Any) -> None:
         self._see(path, "output", output, caches=True)
 
     def _see(self, path: str, name: str, value: Any, *, caches: bool) -> None:
         """Measure each floating tensor in one argument or output."""
-        with outside_modes():
+        # Most of what a module takes is what another one has just returned.
+        if type(value) is torch.Tensor and (row := self.ports.tape.known(value)) is not None:
+            self._note(path, name, value, row)
+        elif is_in_mode():
+            with outside_modes():
+                self._measure(path, name, value, caches)
+        else:
             self._measure(path, name, value, caches)
 
     def _measure(self, path: str, name: str, value: Any, caches: bool) -> None:
-        call = self._calls[path] - 1
         for port, tensor in tensors(value, name, unknown=self.unknown, caches=caches):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                continue
-            order = self.ports.clock
-            number = self.ports.see(path, port, tensor, call)
-            if self._samples is not None and tensor.is_floating_point():
+            if tensor.is_floating_point() or tensor.is_complex():
+                self._note(path, port, tensor)
+
+    def _note(self, path: str, port: str, tensor: torch.Tensor, row: int | None = None) -> None:
+        call, order = self._calls[path] - 1, self.ports.clock
+        number = self.ports.see(path, port, tensor, call, row)
+        if self._samples is not None and tensor.is_floating_point():
+            with outside_modes():
                 self._compare((path, port, call), tensor, number, order)
 
     def _compare(self, key: tuple[str, str, int], tensor: torch.Tensor, number: int, order: int) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from overflow_lab.capture.statistics import Tape
-from overflow_lab.ranges import Range
+from overflow_lab.capture.statistics import Tape, Totals
 from overflow_lab.recording import Moment, RangeRow
 
 # Rows on the tape before they are merged, of 2 kB each.
@@ -21,8 +20,8 @@ class _Port:
     name: str
     dtype: str
     order: int
+    number: int
     calls: int = 0
-    range: Range = field(default_factory=Range)
     first_bad: Moment | None = None
 
 
@@ -38,6 +37,7 @@ class Ports:
         self.tape = tape
         self.clock = 0
         self._ports: dict[tuple[str, str], _Port] = {}
+        self._totals = Totals()
         self._notes: list[tuple[_Port, int, int, int]] = []
         self._now = ("forward", 0)
         self._drained = 0
@@ -47,20 +47,27 @@ class Ports:
         self.settle()
         self._now = (run, batch)
 
-    def see(self, module: str, port: str, tensor: torch.Tensor, call: int) -> int:
-        """Measure a tensor that stands at a port; return a number that the same unchanged tensor has until `settle`."""
-        if len(self.tape) >= MOST_ROWS:
-            self.settle()
-        # A value that the model keeps elsewhere (positions on the CPU) is brought to the tape.
-        row = self.tape.measure(tensor if tensor.device == self.tape.device else tensor.to(self.tape.device))
+    def see(self, module: str, port: str, tensor: torch.Tensor, call: int, row: int | None = None) -> int:
+        """Measure a tensor that stands at a port; return a number that the same unchanged tensor has until `settle`.
+
+        `row` is the tensor's row on the tape, where it has one.
+        """
+        if row is None:
+            row = self._measured(tensor)
         found = self._ports.get((module, port))
         if found is None:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found = self._ports[module, port] = _Port(module, port, dtype, self.clock)
+            found = self._ports[module, port] = _Port(module, port, dtype, self.clock, len(self._ports))
         found.calls += 1
         self._notes.append((found, row, self.clock, call))
         self.clock += 1
         return self._drained + row
+
+    def _measured(self, tensor: torch.Tensor) -> int:
+        if len(self.tape) >= MOST_ROWS:
+            self.settle()
+        # A value that the model keeps elsewhere (positions on the CPU) is brought to the tape.
+        return self.tape.measure(tensor if tensor.device == self.tape.device else tensor.to(self.tape.device))
 
     def settle(self) -> None:
         """Merge what was seen since the last time into the ports' ranges."""
@@ -69,25 +76,25 @@ class Ports:
         self._drained += len(rows)
         if not notes:
             return
-        numbers = {id(port): number for number, port in enumerate({id(note[0]): note[0] for note in notes}.values())}
-        groups = np.fromiter((numbers[id(note[0])] for note in notes), dtype=np.int64, count=len(notes))
-        ids = np.fromiter((note[1] for note in notes), dtype=np.int64, count=len(notes))
-        merged = rows.merge(ids, groups)
-        bad = (rows.nan + rows.posinf + rows.neginf) > 0
-        for port, row, clock, call in notes:
-            number = numbers.pop(id(port), None)
-            if number is not None:
-                port.range = port.range + merged[number] if port.range.count else merged[number]
-            if port.first_bad is None and bad[row]:
+        groups = np.fromiter((port.number for port, *_ in notes), dtype=np.int64, count=len(notes))
+        ids = np.fromiter((row for _, row, *_ in notes), dtype=np.int64, count=len(notes))
+        self._totals.add(rows, ids, groups)
+        bad = ((rows.nan + rows.posinf + rows.neginf) > 0)[ids]
+        for at in np.flatnonzero(bad):
+            port, _, clock, call = notes[at]
+            if port.first_bad is None:
                 port.first_bad = Moment(clock, *self._now, call)
 
     def rows(self) -> list[RangeRow]:
         """Return the rows of all ports in order of execution, and start the ranges anew."""
         made = [
-            RangeRow(self.precision, p.module, p.name, p.order, p.dtype, p.calls, p.range, p.first_bad)
+            RangeRow(
+                self.precision, p.module, p.name, p.order, p.dtype, p.calls, self._totals.range(p.number), p.first_bad
+            )
             for p in self._ports.values()
             if p.calls
         ]
         for port in self._ports.values():
-            port.calls, port.range, port.first_bad = 0, Range(), None
+            port.calls, port.first_bad = 0, None
+        self._totals = Totals()
         return made

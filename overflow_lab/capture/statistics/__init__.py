@@ -5,6 +5,7 @@
     rows = tape.drain()                 # after the run: one transfer
     rows.row(row)                       # a Range
     rows.merge(row_ids, group_ids)      # one Range for each group of rows
+    totals.add(rows, row_ids, group_ids)  # the same over many drains; totals.range(group)
 
 `eager` is the reference and runs everywhere, `llvm` is the fast kernel for CPUs; both fill rows as `layout` says.
 """
@@ -13,5 +14,6 @@ from __future__ import annotations
 
 from overflow_lab.capture.statistics.rows import Rows
 from overflow_lab.capture.statistics.tape import Tape
+from overflow_lab.capture.statistics.totals import Totals
 
-__all__ = ["Rows", "Tape"]
+__all__ = ["Rows", "Tape", "Totals"]

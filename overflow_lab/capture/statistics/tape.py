@@ -46,6 +46,13 @@ class Tape:
         """Return the number of rows since the last drain."""
         return self._count
 
+    def known(self, tensor: torch.Tensor) -> int | None:
+        """Return the row that this tensor object has since the last drain, None where it has none or was written to."""
+        seen = self._seen.get(id(tensor))
+        if seen is not None and seen[0]() is tensor and seen[1:4] == _state(tensor):
+            return seen[4]
+        return None
+
     def measure(self, tensor: torch.Tensor) -> int:
         """Measure `tensor` and return the index of its row; the tensor is only read, and the host does not wait.
 
@@ -56,9 +63,9 @@ class Tape:
         Raises:
             UsageError: the tensor is on another device, or is sparse, quantized or without memory.
         """
-        seen = self._seen.get(id(tensor))
-        if seen is not None and seen[0]() is tensor and seen[1:4] == _state(tensor):
-            return seen[4]
+        known = self.known(tensor)
+        if known is not None:
+            return known
         _check(tensor, self.device)
         place = self._count % _BLOCK_ROWS
         if place == 0:
