@@ -54,7 +54,12 @@ def kernels(model: Any, inputs: Any = None, *, precision: str, **options: Any) -
     wanted = parse_precision(precision)
     if wanted.cast == "none":
         raise UsageError("float32 is what the others are compared with; choose float16 or bfloat16.")
-    found = scan(model, inputs, precisions=(wanted.name,), **{**options, "level": "operation", "generate": False})
+    found = scan(
+        model,
+        inputs,
+        precisions=(wanted.name,),
+        **{**options, "level": "operation", "generate": False, "kernels": "native"},
+    )
     return of_recording(found.recording, wanted.name, wanted.dtype)
 
 

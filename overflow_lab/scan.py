@@ -225,7 +225,7 @@ def _quiet() -> contextlib.AbstractContextManager[None]:
 
 def subject_of(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: Any) -> Subject:
     """Return the subject of what the user gave to `scan`. Raises UsageError for options that do not exist."""
-    from overflow_lab.subjects.options import SubjectOptions
+    from overflow_lab.subjects.options import KERNELS, SubjectOptions
 
     known = [field.name for field in dataclasses.fields(SubjectOptions)]
     wrong = [name for name in options if name not in known]
@@ -236,6 +236,12 @@ def subject_of(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: A
         )
     texts = options.get("texts")
     chosen = SubjectOptions(**{**options, "texts": (texts,) if isinstance(texts, str) else texts and tuple(texts)})
+    if chosen.kernels not in KERNELS:
+        raise UsageError(f"kernels is {chosen.kernels!r}; choose among {', '.join(KERNELS)}.")
+    return dataclasses.replace(_found(model, inputs, chosen, options, tokenizer), kernels=chosen.kernels)
+
+
+def _found(model: Any, inputs: Any, chosen: SubjectOptions, options: Mapping[str, Any], tokenizer: Any) -> Subject:
     if isinstance(model, (str, Path)):
         from overflow_lab.subjects.find import find
 

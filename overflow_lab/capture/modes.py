@@ -15,5 +15,7 @@ def outside_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def is_in_mode() -> bool:
-    """Return whether a TorchDispatchMode is active."""
-    return bool(torch._C._len_torch_dispatch_stack())
+    """Return whether a TorchDispatchMode is active that is not known to leave what hooks do as it is."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return not all(getattr(mode, "ours", False) for mode in _python_dispatch._get_current_dispatch_mode_stack())

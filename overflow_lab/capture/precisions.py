@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 REFERENCE = "float32"
 LOW = ("float16", "bfloat16")
 FORECAST = "forecast"
+_EMULATED = "products of many rows in float32, rounded once, as a GPU does (--kernels native: the CPU's own)"
 _WAYS = {"": "loader", "-to": "to", "-autocast": "autocast"}
 
 
@@ -71,13 +72,17 @@ def parse_precisions(names: Iterable[str]) -> tuple[Precision, ...]:
 
 @dataclass
 class Prepared:
-    """A model brought into a precision: call it inside `context()` with the inputs from `inputs(...)`."""
+    """A model brought into a precision: call it inside `context()` with the inputs from `inputs(...)`.
+
+    `emulated` says that the float16 products of its plain forward are done in float32 and rounded (see `emulated`).
+    """
 
     precision: Precision
     model: nn.Module
     row: PrecisionRow
     cast_inputs: torch.dtype | None
     device_type: str
+    emulated: bool = False
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """Return the autocast of an autocast precision, otherwise a context without it, whatever is around."""
@@ -110,6 +115,7 @@ def prepare(subject: Subject, precision: Precision) -> Prepared:
 
     Raises UsageError where a model that is partly on disk is to be cast by `.to`.
     """
+    from overflow_lab.capture.emulated import is_emulated
     from overflow_lab.subjects.offload import is_offloaded
 
     dtype = None if precision.cast in ("none", "autocast") else precision.torch_dtype()
@@ -122,8 +128,11 @@ def prepare(subject: Subject, precision: Precision) -> Prepared:
         model = subject.adapt(model, precision.name)
     kept = kept_in_float32(model) if dtype is not None else ()
     wide = wide_buffers(model) if precision.cast == "loader" and subject.loader_casts else ()
-    row = PrecisionRow(precision.name, precision.dtype, precision.cast, kept, _detail(precision, kept, wide))
-    return Prepared(precision, model, row, dtype, device_of(model).type)
+    device = device_of(model).type
+    emulated = is_emulated(subject.kernels, precision.dtype, device)
+    detail = _detail(precision, kept, wide) + (f"; {_EMULATED}" if emulated else "")
+    row = PrecisionRow(precision.name, precision.dtype, precision.cast, kept, detail)
+    return Prepared(precision, model, row, dtype, device, emulated)
 
 
 def device_of(model: nn.Module) -> torch.device:

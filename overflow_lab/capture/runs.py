@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from overflow_lab.capture.answers import Answers, answers_of, first_difference
+from overflow_lab.capture.emulated import products
 from overflow_lab.capture.margins import Forced, Step, search_margin, step_margin
 from overflow_lab.capture.module_ranges import ModuleRanges
 from overflow_lab.capture.outputs import Outputs, mask_of, outputs_of
@@ -144,7 +146,8 @@ class Watched:
         self.ports.begin(run, number)
         began = time.perf_counter()
         try:
-            with watch, self.prepared.context():
+            emulated = products(self.prepared) if run == "forward" else contextlib.nullcontext()
+            with watch, self.prepared.context(), emulated:
                 return call()
         except MemoryError:
             raise

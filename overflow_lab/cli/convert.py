@@ -72,6 +72,7 @@ def convert(
     trust_remote_code: opt.TrustRemoteCode = False,
     allow_pickle: opt.AllowPickle = False,
     level: opt.Level = "auto",
+    kernels: opt.Kernels = "auto",
     recording: RecordingFile = None,
     as_json: opt.AsJson = False,
     fail_on: FailOn = "error",

@@ -80,6 +80,7 @@ def finetune(
     trust_remote_code: opt.TrustRemoteCode = False,
     allow_pickle: opt.AllowPickle = False,
     level: opt.Level = "auto",
+    kernels: opt.Kernels = "auto",
     recording: opt.RecordingFile = None,
     report: opt.ReportFile = None,
     as_json: opt.AsJson = False,

@@ -68,6 +68,7 @@ def fix(
     trust_remote_code: opt.TrustRemoteCode = False,
     allow_pickle: opt.AllowPickle = False,
     level: opt.Level = "auto",
+    kernels: opt.Kernels = "auto",
     runs: Runs = 60,
     save: Save = None,
     store_texts: opt.StoreTexts = False,

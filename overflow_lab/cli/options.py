@@ -124,6 +124,13 @@ Level = Annotated[
         autocompletion=among("auto", "operation", "module"),
     ),
 ]
+Kernels = Annotated[
+    str,
+    typer.Option(
+        help="How float16's products are done on a CPU: native, emulated (in float32, rounded once), or auto.",
+        autocompletion=among("auto", "native", "emulated"),
+    ),
+]
 StoreTexts = Annotated[bool, typer.Option("--store-texts", help="Keep prompts and answers in recording and report.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the verdicts as one JSON object instead of text.")]
 FailOn = Annotated[

@@ -64,6 +64,7 @@ def scan(
     trust_remote_code: opt.TrustRemoteCode = False,
     allow_pickle: opt.AllowPickle = False,
     level: opt.Level = "auto",
+    kernels: opt.Kernels = "auto",
     store_texts: opt.StoreTexts = False,
     recording: opt.RecordingFile = None,
     report: opt.ReportFile = None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+KERNELS = ("auto", "native", "emulated")
+
 
 @dataclass(frozen=True)
 class SubjectOptions:
@@ -14,7 +16,8 @@ class SubjectOptions:
     (see `tasks.TASKS`). `max_length` counts tokens. `generate` asks generative models to answer, too, by greedy search
     and by a beam search of `num_beams`, `max_new_tokens` long. `allow_pickle` lets weights be read that are not
     safetensors. `device_map` "auto" lets accelerate keep weights beyond `max_memory` ("8GB", of the CPU's; None is a
-    share of what is free) on disk and read them at each forward.
+    share of what is free) on disk and read them at each forward. `kernels` says how float16's products are done on a
+    CPU: "native", "emulated" (in float32, rounded once), or "auto": emulated where the CPU has no float16 arithmetic.
     """
 
     texts: tuple[str, ...] | None = None
@@ -35,3 +38,4 @@ class SubjectOptions:
     attn_implementation: str | None = None
     device_map: str | None = None
     max_memory: str | None = None
+    kernels: str = "auto"

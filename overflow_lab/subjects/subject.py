@@ -55,7 +55,8 @@ class Subject:
     (layers kept in float32, values clamped); it may change that model, which is a copy, and returns it. None for a
     subject as the user has it. `save(model, folder)` writes a model that `load` gave, changed or not, as a checkpoint
     that transformers loads, with the tokenizer and processor of this one; None where there is no checkpoint (see
-    `remedies.checkpoint`, which does so without leaving half a folder).
+    `remedies.checkpoint`, which does so without leaving half a folder). `kernels` says how float16's products are done
+    on a CPU: "native", "emulated", or "auto" (see `capture.emulated`).
     """
 
     name: str
@@ -68,3 +69,4 @@ class Subject:
     notes: tuple[str, ...] = ()
     adapt: Callable[[torch.nn.Module, str], torch.nn.Module] | None = None
     save: Callable[[torch.nn.Module, Path], None] | None = None
+    kernels: str = "auto"

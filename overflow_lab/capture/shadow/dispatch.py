@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from overflow_lab.capture.emulated import is_product, product
 from overflow_lab.capture.shadow import judge, local, operations
 from overflow_lab.capture.shadow.decisions import Decisions, decided_in
 from overflow_lab.capture.shadow.notes import Notes
@@ -25,7 +26,7 @@ class ShadowMode(TorchDispatchMode):
     With `sync_until` the shadows follow the program up to that operation (they are its own values) and go on in float32
     from there: what reaches the output is then the error that the operations up to there caused. Nothing of the
     program's is changed, but where an operation has no kernel for its dtypes: that one is done in float32, and an event
-    says so.
+    says so; and where `emulated` is set, products are done as `capture.emulated` says.
 
     `least` is the narrowest dtype of a shadow: float32, and float64 where the program itself is in float32.
     `unreplayed` names the operations after which shadows begin anew with the program's values, and why; `random` those
@@ -46,6 +47,7 @@ class ShadowMode(TorchDispatchMode):
         self.notes = Notes(self.shadows)
         self.baseline = baseline
         self.path: Callable[[], str] = str
+        self.emulated = False
         self.ordinals = Ordinals()
         self.sync_until = -1 if sync_until is None else sync_until
         self.records = sync_until is None
@@ -164,6 +166,8 @@ class ShadowMode(TorchDispatchMode):
     def _execute(self, step: Step) -> Any:
         """Run the program's operation; where it has no kernel for these dtypes, in float32, and write that down."""
         try:
+            if self.emulated and is_product(step.op, step.args):
+                return product(step.op, step.args, step.kwargs)
             return step.op(*step.args, **step.kwargs)
         except Exception as error:
             if isinstance(error, torch.OutOfMemoryError) or not is_low(step):

@@ -71,6 +71,7 @@ def run(
     low = call.cast(prepared)
     path = ModulePath(prepared.model, lambda *_: mode.enter(path.stack), lambda *_: mode.ordinals.leave())
     mode.path = lambda: path.current
+    mode.emulated = prepared.emulated and call.settings is None
     for number, seed in enumerate([*seeds(prepared.model, original), *input_seeds(low.named(), call.named())]):
         plant(mode, number, seed, synced=seed[1] in synced or mode.sync_until >= 0)
     reseed()

@@ -16,6 +16,7 @@ from torch import nn
 
 from overflow_lab.analysis.effects import effect, is_imprecise, is_wrong
 from overflow_lab.capture.buffers import kept_buffers
+from overflow_lab.capture.emulated import products
 from overflow_lab.capture.modes import outside_modes
 from overflow_lab.capture.outputs import Outputs, compare_outputs, mask_of, outputs_of
 from overflow_lab.capture.positions import RealPositions
@@ -176,7 +177,12 @@ class Trials:
         inputs, positional = prepared.inputs(dict(reference.inputs)), prepared.inputs(reference.batch.positional)
         positions = RealPositions.in_inputs(reference.inputs)
         reseed()
-        with kept_buffers(prepared.model), prepared.context(), _Borders(prepared.model, watched) as borders:
+        with (
+            kept_buffers(prepared.model),
+            prepared.context(),
+            products(prepared),
+            _Borders(prepared.model, watched) as borders,
+        ):
             output = prepared.model(*positional, **inputs)
         outputs = outputs_of(output, mask_of(reference.inputs), positions=positions)
         return outputs, {(reference.number, path, port) for path, port in borders.bad}
