@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from overflow_lab.capture.statistics.compare import compared
+
 # A finite value that came of a bad one is wrong when it is off by more than this share of its own shadow, plus this
 # share of the root mean square of the shadow around it: far above any rounding, below what a clamp or silent zero does.
 _OFF, _OFF_RMS = 0.05, 0.05
@@ -16,11 +18,15 @@ HALVES = (*LOW, torch.complex32)
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a result stands to its shadow; `new` masks elements that are bad though their shadow is finite."""
+    """How a result stands to its shadow; `new` masks elements that are bad though their shadow is finite.
+
+    `zeroed` counts zeros whose shadow is none, `flushed` those of them that are below the dtype's smallest normal.
+    """
 
     error: float
     absmax: float
     flushed: int = 0
+    zeroed: int = 0
     nonfinite: int = 0
     new: torch.Tensor | None = None
 
@@ -31,24 +37,25 @@ def compare(low: torch.Tensor, shadow: torch.Tensor) -> Comparison:
         return Comparison(0.0, 0.0)
     if low.is_complex():
         low, shadow = torch.view_as_real(low.resolve_conj()), torch.view_as_real(shadow.resolve_conj())
-    low_count, error, scale, least, most = _measured(low, shadow)
+    error, scale, least, most, flushed, zeroed = compared(low, shadow) or _measured(low, shadow)
     if not (math.isfinite(error) and math.isfinite(scale)):
         return _careful(low.to(shadow.dtype), shadow, low.dtype)
-    flushed = _flushed(low, shadow, low.dtype) if low_count and low.dtype != shadow.dtype else 0
-    return Comparison(_ratio(error, scale), max(most, -least), flushed)
+    flushed = flushed if low.dtype != shadow.dtype else 0
+    return Comparison(_ratio(error, scale), max(most, -least), int(flushed), int(zeroed))
 
 
 def _measured(low: torch.Tensor, shadow: torch.Tensor) -> list[float]:
-    """Return, in one transfer, the count of zeros, the squared error, the squared shadow, and the shadow's extremes.
+    """Return the squared error, the squared shadow, the shadow's extremes, and how many are flushed and zeroed.
 
-    Each is one pass without memory of its own, but for the difference, which is widened and subtracted in place.
+    The first four and the count of zeros come in one transfer. Each is one pass without memory of its own, but for the
+    difference, which is widened and subtracted in place. It is what `compared` gives by one pass over both.
     """
     value = low.to(shadow.dtype)
     zeros = low.numel() - torch.count_nonzero(value)
     difference = value - shadow if value is low else value.sub_(shadow)
     squares = [_square(difference), _square(shadow)]
-    found: list[float] = torch.stack([zeros.to(shadow.dtype), *squares, *torch.aminmax(shadow)]).tolist()
-    return found
+    any_zero, *found = torch.stack([zeros.to(shadow.dtype), *squares, *torch.aminmax(shadow)]).tolist()
+    return [*found, *(_lost(low, shadow, low.dtype) if any_zero else (0, 0))]
 
 
 def _square(values: torch.Tensor) -> torch.Tensor:
@@ -66,13 +73,16 @@ def _careful(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> C
     a, b = torch.where(kept, value, 0).double(), torch.where(kept, shadow, 0).double()
     error = _ratio(float((a - b).square().sum()), float(b.square().sum()))
     absmax = float(torch.where(meant, shadow, 0).abs().amax())
-    flushed = _flushed(a, b, dtype) if dtype != shadow.dtype else 0
-    return Comparison(error, absmax, flushed, int(bad.sum()), new if bool(new.any()) else None)
+    flushed, zeroed = _lost(a, b, dtype)
+    flushed = flushed if dtype != shadow.dtype else 0
+    return Comparison(error, absmax, flushed, zeroed, int(bad.sum()), new if bool(new.any()) else None)
 
 
-def _flushed(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> int:
+def _lost(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> tuple[int, int]:
+    """Return how many zeros there are whose shadow is subnormal in `dtype`, and how many whose shadow is not zero."""
+    zeroed = (shadow != 0) & (value == 0)
     tiny = shadow.abs() < torch.finfo(dtype).smallest_normal
-    return int(torch.count_nonzero(tiny & (shadow != 0) & (value == 0)))
+    return int(torch.count_nonzero(tiny & zeroed)), int(torch.count_nonzero(zeroed))
 
 
 def _ratio(error: float, scale: float) -> float:

@@ -71,7 +71,7 @@ class Notes:
             site = self.sites[step.key]
             site.constant_flushed = site.constant_flushed or any(0 < abs(s) < tiny for s in step.scalars)
             memory.marks.setdefault("flush", set()).update(step.flush or {step.key})  # type: ignore[arg-type]
-        elif step.flush and judge.any_zeroed(low, shadow):
+        elif step.flush and found.zeroed:
             memory.marks.setdefault("flush", set()).update(step.flush)  # type: ignore[arg-type]
 
     def _origin(self, step: Step, low: torch.Tensor, shadow: torch.Tensor, new: torch.Tensor) -> int:

@@ -101,6 +101,12 @@ def sum_lanes(b: ir.IRBuilder, start: Value, vector: Value) -> Value:
     return b.call(function, [start, vector], fastmath=("reassoc",))
 
 
+def sum_floats(b: ir.IRBuilder, vector: Value) -> Value:
+    """Return the lanes of a float32 vector, added in any order."""
+    function = _intrinsic(b, "llvm.vector.reduce.fadd", F32, [F32, FLOATS], named_by=1)
+    return b.call(function, [F32(0.0), vector], fastmath=("reassoc",))
+
+
 def fused_square(b: ir.IRBuilder, x: Value, total: Value) -> Value:
     """Return x * x + total, in one instruction where the host has it."""
     return b.call(_intrinsic(b, "llvm.fmuladd", DOUBLES, [DOUBLES] * 3), [x, x, total])
