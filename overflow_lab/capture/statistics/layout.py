@@ -11,7 +11,7 @@ EXPONENTS = 16
 BINS = 256
 WORDS = EXPONENTS + BINS
 
-# What a comparison with a shadow gives, as float64: squared differences, squared shadows, the extremes of these, and how
-# many zeros have a shadow that is subnormal, or any that is not zero.
+# What a comparison with a shadow gives, as float64: squared differences, squared shadows, the shadow's extremes, and
+# how many zeros have a shadow that is subnormal, or one that is not zero.
 ERROR, SCALE, LEAST, MOST, FLUSHED, ZEROED = range(6)
 COMPARED = 6
