@@ -122,7 +122,7 @@ def test_a_tensor_elsewhere_sparse_or_without_memory_is_refused_and_leaves_no_ro
 
 
 def test_an_unknown_kernel_is_refused(kernel: str) -> None:
-    with pytest.raises(UsageError, match=r"'cuda'.*auto, llvm, eager"):
+    with pytest.raises(UsageError, match=r"'cuda'.*auto, triton, llvm, eager"):
         Tape(CPU, kernel="cuda")
 
 

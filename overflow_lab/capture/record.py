@@ -305,6 +305,8 @@ class Recorder:
             self._blind(path, "a TorchScript module takes no hooks: seen from outside only")
         for name in sorted(base.unknown):
             self._blind("", f"values of type {name} are not understood: not measured")
+        for why in sorted({ports.tape.fallback for ports in self._ports.values()} - {""}):
+            self._blind("", f"statistics are made by torch operations, which takes several times as long: {why}")
         for row in uncalled_rows(base.prepared.model, base.called | base.refused):
             self.writer.append(row)
 

@@ -6,7 +6,8 @@
     rows.row(row)                       # a Range
     rows.merge(row_ids, group_ids)      # one Range for each group of rows
 
-`eager` is the reference and runs everywhere, `llvm` is the fast kernel for CPUs; both fill rows as `layout` says.
+`eager` is the reference and runs everywhere, `llvm` is the fast kernel for CPUs and `triton_kernel` that for CUDA; all
+fill rows as `layout` says.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+import functools
 from typing import NamedTuple
 
 import torch
@@ -32,9 +32,22 @@ class _Partial(NamedTuple):
         return _Partial(self.counts + other.counts, torch.minimum(self.lows, other.lows), self.sums + other.sums)
 
 
+@functools.cache
 def has_float64(device: torch.device) -> bool:
-    """Return whether `device` can compute in float64; where it cannot, sums are in float32."""
+    """Return whether `device` can compute in float64: Apple's GPUs cannot, nor some of Intel's."""
+    if device.type == "xpu":
+        return bool(getattr(torch.xpu.get_device_properties(device), "has_fp64", True))
     return device.type != "mps"
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on a device that has no float64."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def exact_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which a real tensor is measured: float32 where that holds all its values, else the widest."""
+    return torch.float32 if tensor.dtype in NARROW else widest(tensor.device)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -71,10 +84,9 @@ def measure(tensor: torch.Tensor) -> torch.Tensor:
     # Neither a surrounding inference mode nor gradients may reach the tape.
     with torch.inference_mode(False), torch.no_grad():
         flat = flatten(tensor)
-        double = torch.float64 if has_float64(flat.device) else torch.float32
-        wide = torch.float32 if flat.dtype in NARROW else double
+        double, wide = widest(flat.device), exact_dtype(flat)
         chunks = (_chunk(part.to(wide), double) for part in flat.split(CHUNK) if part.numel())
-        total = reduce(lambda x, y: x + y, chunks, _nothing(flat.device, double))
+        total = functools.reduce(lambda x, y: x + y, chunks, _nothing(flat.device, double))
         return _pack(flat.numel(), total)
 
 
