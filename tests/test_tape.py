@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from overflow_lab.capture import devices
 from overflow_lab.capture.statistics import Rows, Tape, eager
 from overflow_lab.errors import UsageError
 from overflow_lab.ranges import Range
@@ -129,7 +130,7 @@ def test_an_unknown_kernel_is_refused(kernel: str) -> None:
 def test_float32_words_are_understood_where_a_device_has_no_float64(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eager, "has_float64", lambda device: False)
+    monkeypatch.setattr(devices, "has_float64", lambda device: False)
     tensor = torch.tensor([1.5, -2.5, 0.0, math.inf])
     words = eager.measure(tensor)[None].numpy()
     assert Rows.from_words(words, wide=False).row(0) == by_definition(numbers(tensor))

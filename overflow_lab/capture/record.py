@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from overflow_lab.capture import runs
 from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows
+from overflow_lab.capture.devices import has_float64
 from overflow_lab.capture.inside import Inside
 from overflow_lab.capture.model_rows import module_rows, uncalled_rows
 from overflow_lab.capture.noise import noise_row
@@ -175,7 +176,10 @@ class Recorder:
             return
         for reference in chunk:
             off = any(has_nan(tensor) for tensor in reference.outputs.tensors.values())
-            if asked or off:
+            if (asked or off) and not has_float64(device_of(base.prepared.model)):
+                device = device_of(base.prepared.model).type
+                self._blind("", f"float32 is judged by shadows in float64, which {device} does not have", REFERENCE)
+            elif asked or off:
                 self.progress.stage("looking inside float32")
                 for seen in self._inside.forward(base, base.prepared, reference, off=off):
                     self.writer.append(seen)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from overflow_lab.capture.devices import widened
+
 # A finite value that came of a bad one is wrong when it is off by more than this share of its own shadow, plus this
 # share of the root mean square of the shadow around it: far above any rounding, below what a clamp or silent zero does.
 _OFF, _OFF_RMS = 0.05, 0.05
@@ -63,7 +65,7 @@ def _careful(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> C
     bad, meant = ~torch.isfinite(value), torch.isfinite(shadow)
     new = bad & meant
     kept = meant & ~bad
-    a, b = torch.where(kept, value, 0).double(), torch.where(kept, shadow, 0).double()
+    a, b = widened(torch.where(kept, value, 0)), widened(torch.where(kept, shadow, 0))
     error = _ratio(float((a - b).square().sum()), float(b.square().sum()))
     absmax = float(torch.where(meant, shadow, 0).abs().amax())
     flushed = _flushed(a, b, dtype) if dtype != shadow.dtype else 0
@@ -105,5 +107,5 @@ def any_wrong(low: torch.Tensor, shadow: torch.Tensor, tainted: torch.Tensor | N
     if tainted is not None:
         kept &= tainted
     a, b = torch.where(kept, low.to(shadow.dtype), 0), torch.where(kept, shadow, 0)
-    room = _OFF_RMS * b.double().square().mean().sqrt() if tainted is None else torch.finfo(low.dtype).smallest_normal
+    room = _OFF_RMS * widened(b).square().mean().sqrt() if tainted is None else torch.finfo(low.dtype).smallest_normal
     return bool(((a - b).abs() > _OFF * b.abs() + room).any())

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from overflow_lab.capture.devices import widest
 from overflow_lab.capture.statistics import layout
 
 # Elements that are worked on at once; the temporaries of one chunk are below 16 MB.
@@ -30,19 +31,6 @@ class _Partial(NamedTuple):
         """Return the statistics of both chunks."""
         assert isinstance(other, _Partial)
         return _Partial(self.counts + other.counts, torch.minimum(self.lows, other.lows), self.sums + other.sums)
-
-
-@functools.cache
-def has_float64(device: torch.device) -> bool:
-    """Return whether `device` can compute in float64: Apple's GPUs cannot, nor some of Intel's."""
-    if device.type == "xpu":
-        return bool(getattr(torch.xpu.get_device_properties(device), "has_fp64", True))
-    return device.type != "mps"
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """Return float64, or float32 on a device that has no float64."""
-    return torch.float64 if has_float64(device) else torch.float32
 
 
 def exact_dtype(tensor: torch.Tensor) -> torch.dtype:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from overflow_lab.capture.devices import has_float64
 from overflow_lab.capture.statistics import eager, layout, llvm
 from overflow_lab.capture.statistics.rows import Rows
 from overflow_lab.errors import UsageError, one_line
@@ -85,7 +86,7 @@ class Tape:
     def drain(self) -> Rows:
         """Return all rows, by one transfer to the host, and begin again with row 0."""
         words = torch.cat(self._blocks)[: self._count] if self._blocks else _block(self.device)[:0]
-        rows = Rows.from_words(words.cpu().numpy(), wide=eager.has_float64(self.device))
+        rows = Rows.from_words(words.cpu().numpy(), wide=has_float64(self.device))
         self._clear()
         return rows
 
