@@ -1,4 +1,4 @@
-"""What other devices lack or do otherwise, played on the CPU: no float64, TF32, attention for halves only, generators."""
+"""What other devices lack or do otherwise, played on the CPU: float64, TF32, attention, generators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +20,7 @@ from overflow_lab.subjects.module import from_module
 from tests import test_record, tiny_models
 from tests.shadowed import run, values
 
+attention: Any = nn.functional.scaled_dot_product_attention  # whose types know no *tensors
 FLASH = "_scaled_dot_product_flash_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"
 
@@ -114,9 +114,14 @@ def precision(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_there_is_no_tf32_in_a_float32_run_on_cuda_and_all_switches_are_as_before() -> None:
     before = switches()
     assert torch.backends.cudnn.allow_tf32
-    with pytest.raises(KeyError), devices.exact_float32("cuda"):
-        assert switches()[:3] == ["highest", False, False]
-        raise KeyError
+
+    def fails() -> None:
+        with devices.exact_float32("cuda"):
+            assert switches()[:3] == ["highest", False, False]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
     assert switches() == before
 
 
@@ -169,7 +174,7 @@ def _output(query: Any, key: Any, value: Any, bias: Any, causal: bool, scale: An
     grouped = query.shape[1] != key.shape[1]
     wide = [t.float() for t in (query, key, value)]
     mask = None if bias is None else bias.float()
-    made = scaled_dot_product_attention(*wide, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+    made = attention(*wide, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     return made.to(query.dtype), torch.zeros(made.shape[:3])
 
 
@@ -184,7 +189,7 @@ def test_attention_that_a_gpu_has_for_halves_only_is_replayed_by_the_formula(dty
 
     mode, got = run(program, given, dtype)
     wide = [t.double() for t in given]
-    truth = scaled_dot_product_attention(*wide, is_causal=True, scale=0.3, enable_gqa=heads != 4) * 2
+    truth = attention(*wide, is_causal=True, scale=0.3, enable_gqa=heads != 4) * 2
     assert mode.unreplayed == set()
     torch.testing.assert_close(mode.shadows.of(got).double(), truth, rtol=1e-5, atol=1e-5)
     assert mode.notes.sites["", f"aten.{FLASH}", 0].local_error is not None
@@ -199,7 +204,7 @@ def test_the_bias_of_an_attention_is_its_shadows_too() -> None:
 
     mode, got = run(program, given, torch.float16)
     wide = [t.double() for t in given]
-    truth = scaled_dot_product_attention(*wide[:3], attn_mask=wide[3])
+    truth = attention(*wide[:3], attn_mask=wide[3])
     assert mode.unreplayed == set()
     torch.testing.assert_close(mode.shadows.of(got).double(), truth, rtol=1e-5, atol=1e-5)
 
@@ -214,7 +219,7 @@ def test_a_draw_out_of_nothing_is_looked_for_on_the_device_that_it_is_told(monke
         asked.append(device)
         return torch.get_rng_state()
 
-    monkeypatch.setattr(step.devices, "random_state", state)
+    monkeypatch.setattr(devices, "random_state", state)
     facts = operations.facts_of(torch.ops.aten.rand.default)
     for kwargs in ({"device": torch.device("cuda", 1)}, {"device": "cuda:1"}):
         made = step.Step(None, facts, ([3],), kwargs, [], [], ("", "", 0), set(), set(), 0.0, (), [])
@@ -230,10 +235,15 @@ def test_the_states_of_all_accelerators_are_restored(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(states["cuda"]))
     monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda value: states.update(cuda=value))
     before = torch.get_rng_state()
-    with pytest.raises(KeyError), kept_random_state():
-        torch.rand(3)
-        states["cuda"] = [5, 6]
-        raise KeyError
+
+    def fails() -> None:
+        with kept_random_state():
+            torch.rand(3)
+            states["cuda"] = [5, 6]
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
     assert states["cuda"] == [1, 2]
     assert torch.equal(torch.get_rng_state(), before)
 
