@@ -22,6 +22,8 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MPLBACKEND"] = "agg"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where Triton is installed, its kernel is tested on the CPU, GPU or not; `make gpu` tests the compiled one.
+os.environ["TRITON_INTERPRET"] = "1"
 
 OpenPage = Callable[..., AbstractContextManager["Page"]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +19,11 @@ from overflow_lab.capture.statistics import Tape, eager, llvm
 from overflow_lab.ranges import Range
 
 CPU = torch.device("cpu")
-KERNELS = ("eager", "llvm") if llvm.compiled("float32") else ("eager",)
+KERNELS = (
+    "eager",
+    *(("llvm",) if llvm.compiled("float32") else ()),
+    *(("triton",) if importlib.util.find_spec("triton") else ()),
+)
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
 

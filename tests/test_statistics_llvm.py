@@ -125,5 +125,16 @@ def test_a_host_without_half_instructions_measures_float16_eagerly(
     assert measured(tape, torch.ones(3, dtype=torch.float16)).sum == 3.0
 
 
+def test_without_triton_a_cuda_tape_is_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "overflow_lab.capture.statistics.triton_kernel", raising=False)
+    monkeypatch.delattr("overflow_lab.capture.statistics.triton_kernel", raising=False)
+    tape = Tape(torch.device("cuda"))
+    assert tape.kernel_name == "eager"
+    assert "triton" in tape.fallback
+    with pytest.raises(UsageError, match="no triton kernel for device 'cuda' here"):
+        Tape(torch.device("cuda"), kernel="triton")
+
+
 def test_another_device_than_the_cpu_is_measured_eagerly() -> None:
     assert Tape(torch.device("meta")).kernel_name == "eager"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from overflow_lab.capture import devices
 from overflow_lab.capture.statistics import Rows, Tape, eager
 from overflow_lab.errors import UsageError
 from overflow_lab.ranges import Range
@@ -122,14 +123,14 @@ def test_a_tensor_elsewhere_sparse_or_without_memory_is_refused_and_leaves_no_ro
 
 
 def test_an_unknown_kernel_is_refused(kernel: str) -> None:
-    with pytest.raises(UsageError, match=r"'cuda'.*auto, llvm, eager"):
+    with pytest.raises(UsageError, match=r"'cuda'.*auto, triton, llvm, eager"):
         Tape(CPU, kernel="cuda")
 
 
 def test_float32_words_are_understood_where_a_device_has_no_float64(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eager, "has_float64", lambda device: False)
+    monkeypatch.setattr(devices, "has_float64", lambda device: False)
     tensor = torch.tensor([1.5, -2.5, 0.0, math.inf])
     words = eager.measure(tensor)[None].numpy()
     assert Rows.from_words(words, wide=False).row(0) == by_definition(numbers(tensor))

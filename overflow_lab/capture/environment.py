@@ -21,6 +21,8 @@ def environment(device: str) -> dict[str, Any]:
         "system": platform.system(),
     }
     facts |= {name: version for name in _PACKAGES if (version := _version(name)) is not None}
+    if device.startswith("cuda"):
+        facts |= {"cuda": torch.version.cuda, "triton": _version("triton")}
     facts |= {"device": device, "processor": _processor(device), "threads": torch.get_num_threads()}
     facts["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
     return facts

@@ -28,7 +28,7 @@ def margin_exponents(scores: torch.Tensor, chosen: torch.Tensor) -> Counter[int]
     found: Counter[int] = Counter()
     for rows, picks in _chunks(scores, chosen):
         margins = _margins(rows, picks)
-        margins = margins[torch.isfinite(margins)]
+        margins = margins[torch.isfinite(margins)].cpu()  # few, and not every device has frexp
         exponents = torch.frexp(margins).exponent - 1
         exponents = torch.where(margins == 0, LOWEST, exponents.clamp(LOWEST, HIGHEST))
         found.update(exponents.tolist())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from overflow_lab.capture.devices import widened
 from overflow_lab.capture.margins import margin_exponents
 from overflow_lab.capture.positions import RealPositions
 from overflow_lab.capture.samples import differences
@@ -133,7 +134,7 @@ def spread_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def _ratio(got: torch.Tensor, wanted: torch.Tensor, *, centered: bool) -> float:
-    a, b = got.double(), wanted.double()
+    a, b = widened(got), widened(wanted)
     kept = torch.isfinite(b)
     if not bool(torch.isfinite(a[kept]).all()):
         return math.inf
@@ -187,7 +188,8 @@ def _decisions(row: OutputRow, reference: torch.Tensor, low: torch.Tensor, mask:
     kl = 0.0
     rows = max(1, _CHUNK // a.shape[-1])  # in float64 and several copies: a vocabulary can have 262,144 words
     for x, y in zip(a[whole].split(rows), b[whole].split(rows), strict=True):
-        kl += float(F.kl_div(x.double().log_softmax(-1), y.double().log_softmax(-1), reduction="sum", log_target=True))
+        logs = widened(x).log_softmax(-1), widened(y).log_softmax(-1)
+        kl += float(F.kl_div(*logs, reduction="sum", log_target=True))
     return OutputRow(
         row.precision,
         row.port,

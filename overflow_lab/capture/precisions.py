@@ -85,14 +85,22 @@ class Prepared:
     emulated: bool = False
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the autocast of an autocast precision, otherwise a context without it, whatever is around."""
+        """Return the autocast of an autocast precision, otherwise a context without it, whatever is around.
+
+        In float32 no TF32 takes its place.
+        """
         import torch
 
+        from overflow_lab.capture.devices import exact_float32
+
+        contexts = contextlib.ExitStack()
         if self.precision.cast == "autocast":
-            return torch.autocast(self.device_type, dtype=self.precision.torch_dtype())
-        if torch.is_autocast_enabled(self.device_type):
-            return torch.autocast(self.device_type, enabled=False)
-        return contextlib.nullcontext()
+            contexts.enter_context(torch.autocast(self.device_type, dtype=self.precision.torch_dtype()))
+        elif torch.is_autocast_enabled(self.device_type):
+            contexts.enter_context(torch.autocast(self.device_type, enabled=False))
+        if self.precision.name == REFERENCE:
+            contexts.enter_context(exact_float32(self.device_type))
+        return contexts
 
     def inputs(self, value: Any) -> Any:
         """Return the nested inputs with floating tensors cast as the weights are, all tensors detached copies.

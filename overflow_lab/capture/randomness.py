@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from overflow_lab.capture.devices import kept_generators
+
 
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restore the states of torch's (all devices), numpy's and Python's generators on the way out."""
     python, legacy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_available() else []):
+    with kept_generators():
         try:
             yield
         finally:

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from overflow_lab.capture import runs
 from overflow_lab.capture.answers import AnswerContext, Answers, answer_rows, decoder_ids
+from overflow_lab.capture.devices import has_float64
 from overflow_lab.capture.inside import Inside
 from overflow_lab.capture.known import Known
 from overflow_lab.capture.model_rows import module_rows, uncalled_rows
@@ -237,7 +238,12 @@ class Recorder:
             return
         for reference in chunk:
             off = any(has_nan(tensor) for tensor in reference.outputs.tensors.values())
-            if asked or off:
+            if (asked or off) and not has_float64(device_of(base.prepared.model)):
+                device = device_of(base.prepared.model).type
+                self._known.blind(
+                    "", f"float32 is judged by shadows in float64, which {device} does not have", REFERENCE
+                )
+            elif asked or off:
                 self.progress.stage("looking inside float32")
                 for seen in self._inside.forward(base, base.prepared, reference, off=off):
                     self.writer.append(seen)
@@ -373,6 +379,8 @@ class Recorder:
             self._known.blind(path, "a TorchScript module takes no hooks: seen from outside only")
         for name in sorted(base.unknown):
             self._known.blind("", f"values of type {name} are not understood: not measured")
+        for why in sorted({ports.tape.fallback for ports in self._ports.values()} - {""}):
+            self._known.blind("", f"statistics are made by torch operations, which takes several times as long: {why}")
         for row in uncalled_rows(base.prepared.model, base.called | base.refused):
             self.writer.append(row)
 

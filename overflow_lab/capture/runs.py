@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from overflow_lab.capture.answers import Answers, answers_of, first_difference
+from overflow_lab.capture.devices import wait_for
 from overflow_lab.capture.emulated import products
 from overflow_lab.capture.margins import Forced, Step, search_margin, step_margin
 from overflow_lab.capture.module_ranges import ModuleRanges
@@ -159,6 +160,7 @@ class Watched:
             row = FailureRow(self.precision, run, number, where, one_line(error), unsupported=is_unsupported(error))
             raise RunFailed(row) from error
         finally:
+            wait_for(self.ports.tape.device)
             self.seconds[run] = self.seconds.get(run, 0.0) + time.perf_counter() - began
             self.called |= watch.path.called
             self.refused |= set(watch.path.refused)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from overflow_lab.capture.devices import widest
 from overflow_lab.capture.positions import RealPositions
 from overflow_lab.recording import ErrorRow
 
@@ -117,7 +118,7 @@ def differences(low: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
     Computed in float64 where the device has it; shape [4].
     """
-    wide = torch.float32 if low.device.type == "mps" else torch.float64
+    wide = widest(low.device)
     a, b = low.to(wide), reference.to(wide)
     meant = torch.isfinite(b)
     kept = meant & torch.isfinite(a)

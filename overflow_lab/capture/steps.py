@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from overflow_lab.capture.answers import AnswerContext
+from overflow_lab.capture.devices import widened
 from overflow_lab.recording import StepRow
 
 # Of a large vocabulary so many logits, evenly spaced, stand for all in the comparison with float32.
@@ -74,7 +75,7 @@ class Steps:
         last = logits[:, -1].float()  # before that stands the prompt
         finite = torch.isfinite(last)
         peaks = torch.where(finite, last, 0).abs().amax(-1)
-        self.log.facts.append(torch.stack([peaks.double(), (~finite).sum(-1).double()]))
+        self.log.facts.append(torch.stack([widened(peaks), widened((~finite).sum(-1))]))
         self.log.samples.append(last[:, :: max(1, math.ceil(last.shape[1] / _COMPARED))].clone())
         self.log.tokens.append(None if given is None else given[:, -1].clone())
 
@@ -125,7 +126,7 @@ def _same_so_far(same: torch.Tensor | None, call: int, beams: int, low: StepLog,
 
 def _errors(call: int, low: StepLog, base: StepLog) -> list[float]:
     """Return the relative error of each row of logits, over what is finite in both; NaN where nothing is."""
-    mine, theirs = low.samples[call].double(), base.samples[call].double().to(low.samples[call].device)
+    mine, theirs = (widened(log.samples[call].to(low.samples[call].device)) for log in (low, base))
     finite = torch.isfinite(mine) & torch.isfinite(theirs)
     off = torch.where(finite, mine - theirs, 0).square().sum(-1)
     whole = torch.where(finite, theirs, 0).square().sum(-1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from overflow_lab.capture.devices import widened
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.formats import FORMATS
 from overflow_lab.ranges import Range
@@ -94,7 +95,7 @@ def _compare(precision: str, row: TensorRow, original: torch.Tensor, low: torch.
     a, b = original.detach(), low.detach().to(original.device)
     tiny = torch.finfo(b.dtype).smallest_normal
     zeroed = (b == 0) & (a != 0)
-    lost = float(torch.where(zeroed, a, 0.0).double().square().sum())
+    lost = float(widened(torch.where(zeroed, a, 0.0)).square().sum())
     return CastRow(
         precision=precision,
         name=row.name,

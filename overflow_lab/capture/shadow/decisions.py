@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from overflow_lab.capture.devices import widened
 from overflow_lab.capture.shadow import operations
 from overflow_lab.capture.shadow.shadows import Shadows, has_shadow
 from overflow_lab.capture.shadow.step import Step
@@ -51,7 +52,7 @@ def margin(step: Step, mine: torch.Tensor, theirs: torch.Tensor, shadows: Shadow
     values = shadows.of(step.reads[0])
     if values.is_complex():
         return None
-    values = values.double()
+    values = widened(values)
     lost: torch.Tensor | None
     if step.name in operations.DECIDING:
         lost = _preferred(step, values, mine, theirs)
@@ -76,7 +77,7 @@ def rounded(step: Step, low: torch.Tensor, shadows: Shadows) -> torch.Tensor | N
     below, above = _REACH.get(step.name, (0.0, 0.0))
     if below == above or step.kwargs.get("decimals") or torch.equal(low.to(shadows.wide(low.dtype)), shadows.of(low)):
         return None
-    values, whole = shadows.of(step.reads[0]).double(), low.double()
+    values, whole = widened(shadows.of(step.reads[0])), widened(low)
     if step.name == "aten.trunc":
         return _in_units(_outside(values, *_cut(whole)), _rms(values))
     return _in_units(_outside(values, whole + below, whole + above), _rms(values))
@@ -126,14 +127,14 @@ def _from_whole(step: Step, values: torch.Tensor, mine: torch.Tensor, shadows: S
     if mine.dtype == torch.bool:
         return _in_units(values.abs(), _rms(values))
     seen = torch.isfinite(step.reads[0]) & (values != values.trunc())
-    return _in_units(_outside(values, *_cut(mine.double())), _rms(values)).where(seen, torch.nan)
+    return _in_units(_outside(values, *_cut(widened(mine))), _rms(values)).where(seen, torch.nan)
 
 
 def _wide(value: Any, shadows: Shadows) -> Any:
-    """Return a tensor's shadow in float64, or a plain number as it is."""
+    """Return a tensor's shadow in the widest dtype, or a plain number as it is."""
     if not isinstance(value, torch.Tensor):
         return value
-    return (shadows.of(value) if has_shadow(value) else value).double()
+    return widened(shadows.of(value) if has_shadow(value) else value)
 
 
 def _cut(whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

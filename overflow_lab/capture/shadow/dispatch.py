@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ from overflow_lab.errors import one_line
 
 
 class ShadowMode(TorchDispatchMode):
-    """Runs a program under a dispatch mode, with shadows beside its tensors; `path` gives the running module.
+    """Runs a program under a dispatch mode, with shadows beside its tensors.
+
+    `path` gives the running module, `exact` the context in which shadows are computed.
 
     With `sync_until` the shadows follow the program up to that operation (they are its own values) and go on in float32
     from there: what reaches the output is then the error that the operations up to there caused. Nothing of the
@@ -48,6 +51,7 @@ class ShadowMode(TorchDispatchMode):
         self.baseline = baseline
         self.path: Callable[[], str] = str
         self.emulated = False
+        self.exact: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.ordinals = Ordinals()
         self.sync_until = -1 if sync_until is None else sync_until
         self.records = sync_until is None
@@ -100,8 +104,9 @@ class ShadowMode(TorchDispatchMode):
         elif state is not None and not torch.equal(state, random_state(step)):
             self._drew(step, result, high)
         else:
-            step.local = local.local_error(step, result, own) if inherits else None
-            self._follow(step, result, high)
+            with self.exact():
+                step.local = local.local_error(step, result, own) if inherits else None
+                self._follow(step, result, high)
         return result
 
     def _inherits(self, step: Step) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from overflow_lab.capture.devices import widened
 from overflow_lab.capture.statistics.compare import compared
 
 # A finite value that came of a bad one is wrong when it is off by more than this share of its own shadow, plus this
@@ -70,7 +71,7 @@ def _careful(value: torch.Tensor, shadow: torch.Tensor, dtype: torch.dtype) -> C
     bad, meant = ~torch.isfinite(value), torch.isfinite(shadow)
     new = bad & meant
     kept = meant & ~bad
-    a, b = torch.where(kept, value, 0).double(), torch.where(kept, shadow, 0).double()
+    a, b = widened(torch.where(kept, value, 0)), widened(torch.where(kept, shadow, 0))
     error = _ratio(float((a - b).square().sum()), float(b.square().sum()))
     absmax = float(torch.where(meant, shadow, 0).abs().amax())
     flushed, zeroed = _lost(a, b, dtype)
@@ -115,5 +116,5 @@ def any_wrong(low: torch.Tensor, shadow: torch.Tensor, tainted: torch.Tensor | N
     if tainted is not None:
         kept &= tainted
     a, b = torch.where(kept, low.to(shadow.dtype), 0), torch.where(kept, shadow, 0)
-    room = _OFF_RMS * b.double().square().mean().sqrt() if tainted is None else torch.finfo(low.dtype).smallest_normal
+    room = _OFF_RMS * widened(b).square().mean().sqrt() if tainted is None else torch.finfo(low.dtype).smallest_normal
     return bool(((a - b).abs() > _OFF * b.abs() + room).any())

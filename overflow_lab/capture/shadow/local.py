@@ -35,6 +35,7 @@ _ROWS = {
     "aten.sum": (0,),
     "aten._to_copy": (0,),
     "aten._scaled_dot_product_flash_attention_for_cpu": (0, 1, 2),
+    "aten._scaled_dot_product_flash_attention": (0, 1, 2),
 }
 # Of a product, which arguments hold the columns of the result in their last dimension: enough are measured, too.
 _COLUMNS = {"aten.mm": (1,), "aten.addmm": (0, 2)}

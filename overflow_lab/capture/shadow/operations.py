@@ -41,6 +41,10 @@ ZERO_SENSITIVE = frozenset({"aten.div", "aten.reciprocal", "aten.rsqrt", "aten.l
                             "aten.pow", "aten.log1p", "aten.remainder", "aten.fmod", "aten.atan2",
                             "aten.logit", "aten.native_layer_norm", "aten.native_group_norm",
                             "aten._fused_rms_norm"})  # fmt: skip
+# Attention in one kernel; its further results (sums of exponentials, states of generators) are for its gradient alone.
+_HALF_ATTENTION = frozenset({"aten._scaled_dot_product_flash_attention",
+                             "aten._scaled_dot_product_efficient_attention",
+                             "aten._scaled_dot_product_cudnn_attention"})  # fmt: skip
 # Values that are kept of a draw, to see whether two programs drew the same.
 _GLIMPSE = 64
 LOWEST = frozenset({"aten.min", "aten.argmin", "aten.cummin"})
@@ -168,10 +172,26 @@ def replay(op: Op, name: str, shadow_args: Any, shadow_kwargs: Any, result: Any)
 
     They differ where it chooses among values: there the program's choice holds.
     """
+    if name in _HALF_ATTENTION:
+        made = (_attention(op, shadow_args, shadow_kwargs),)
+        return made, made
     made = op(*shadow_args, **shadow_kwargs)
     if name in CHOOSING and isinstance(result, (tuple, list)) and len(result) == 2:
         return (_chosen(op, shadow_args, shadow_kwargs, result[1], made[0]), result[1]), made
     return made, made
+
+
+def _attention(op: Op, args: Any, kwargs: Any) -> torch.Tensor:
+    """Return the output of an attention, by the formula: a GPU's kernels take halves only, or TF32."""
+    given = arguments(op, args, kwargs)
+    query, key = given["query"], given["key"]
+    bias, scale = given.get("attn_bias"), given.get("scale")
+    grouped = query.shape[-3] != key.shape[-3]
+    made = torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, given["value"], bias, 0.0, given.get("is_causal", False), scale=scale, enable_gqa=grouped
+    )
+    output: torch.Tensor = made[0]
+    return output
 
 
 def arguments(op: Op, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from overflow_lab.capture.buffers import kept_buffers
+from overflow_lab.capture.devices import exact_float32
 from overflow_lab.capture.module_path import ModulePath
 from overflow_lab.capture.outputs import is_ranked
 from overflow_lab.capture.positions import RealPositions
@@ -72,6 +74,7 @@ def run(
     path = ModulePath(prepared.model, lambda *_: mode.enter(path.stack), lambda *_: mode.ordinals.leave())
     mode.path = lambda: path.current
     mode.emulated = prepared.emulated and call.settings is None
+    mode.exact = partial(exact_float32, prepared.device_type)
     for number, seed in enumerate([*seeds(prepared.model, original), *input_seeds(low.named(), call.named())]):
         plant(mode, number, seed, synced=seed[1] in synced or mode.sync_until >= 0)
     reseed()

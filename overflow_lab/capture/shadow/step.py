@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from overflow_lab.capture import devices
 from overflow_lab.capture.shadow import operations
 from overflow_lab.capture.shadow.judge import HALVES, LOW
 from overflow_lab.capture.shadow.operations import Facts
@@ -53,8 +54,10 @@ def random_state(step: Step) -> torch.Tensor:
     generator = operations.generator_in(step.kwargs)
     if generator is not None:
         return generator.get_state()
-    device = next((t.device for t in (*step.reads, *step.writes)), torch.device("cpu"))
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    given = operations.tensors_in((step.args, step.kwargs))
+    # One that makes tensors out of nothing is told where.
+    device = given[0].device if given else torch.device(step.kwargs.get("device") or "cpu")
+    return devices.random_state(device)
 
 
 def in_float32(step: Step) -> Any:

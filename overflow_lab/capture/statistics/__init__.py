@@ -7,7 +7,8 @@
     rows.merge(row_ids, group_ids)      # one Range for each group of rows
     totals.add(rows, row_ids, group_ids)  # the same over many drains; totals.range(group)
 
-`eager` is the reference and runs everywhere, `llvm` is the fast kernel for CPUs; both fill rows as `layout` says.
+`eager` is the reference and runs everywhere, `llvm` is the fast kernel for CPUs and `triton_kernel` that for CUDA; all
+fill rows as `layout` says.
 """
 
 from __future__ import annotations

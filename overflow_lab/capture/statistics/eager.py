@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import reduce
+import functools
 from typing import NamedTuple
 
 import torch
 
+from overflow_lab.capture.devices import widest
 from overflow_lab.capture.statistics import layout
 
 # Elements that are worked on at once; the temporaries of one chunk are below 16 MB.
@@ -32,9 +33,9 @@ class _Partial(NamedTuple):
         return _Partial(self.counts + other.counts, torch.minimum(self.lows, other.lows), self.sums + other.sums)
 
 
-def has_float64(device: torch.device) -> bool:
-    """Return whether `device` can compute in float64; where it cannot, sums are in float32."""
-    return device.type != "mps"
+def exact_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the dtype in which a real tensor is measured: float32 where that holds all its values, else the widest."""
+    return torch.float32 if tensor.dtype in NARROW else widest(tensor.device)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -71,10 +72,9 @@ def measure(tensor: torch.Tensor) -> torch.Tensor:
     # Neither a surrounding inference mode nor gradients may reach the tape.
     with torch.inference_mode(False), torch.no_grad():
         flat = flatten(tensor)
-        double = torch.float64 if has_float64(flat.device) else torch.float32
-        wide = torch.float32 if flat.dtype in NARROW else double
+        double, wide = widest(flat.device), exact_dtype(flat)
         chunks = (_chunk(part.to(wide), double) for part in flat.split(CHUNK) if part.numel())
-        total = reduce(lambda x, y: x + y, chunks, _nothing(flat.device, double))
+        total = functools.reduce(lambda x, y: x + y, chunks, _nothing(flat.device, double))
         return _pack(flat.numel(), total)
 
 

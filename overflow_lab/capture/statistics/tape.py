@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 
+from overflow_lab.capture.devices import has_float64
 from overflow_lab.capture.statistics import eager, layout, llvm
 from overflow_lab.capture.statistics.rows import Rows
-from overflow_lab.errors import UsageError
+from overflow_lab.errors import UsageError, one_line
 
-KERNELS = ("auto", "llvm", "eager")
+KERNELS = ("auto", "triton", "llvm", "eager")
 
 # Rows that are allocated at once, about half a megabyte.
 _BLOCK_ROWS = 256
 _ROW_BYTES = 8 * layout.WORDS
+
+# Writes the row of a tensor into a block of rows, at an index.
+_Launch = Callable[[torch.Tensor, torch.Tensor, int], None]
 
 _Seen = tuple["weakref.ref[torch.Tensor]", int, int, int, int]
 
@@ -22,9 +27,10 @@ _Seen = tuple["weakref.ref[torch.Tensor]", int, int, int, int]
 class Tape:
     """Statistics of tensors on one device, a row for each; not for use by several threads at once.
 
-    `kernel` is "eager" (torch operations, any device), "llvm" (compiled for this CPU) or "auto" (the latter where there
-    is one); `kernel_name` says which it became. float16, bfloat16 and float32 have a compiled kernel; other dtypes are
-    measured by torch operations in any case.
+    `kernel` is "eager" (torch operations, any device), "llvm" (compiled for this CPU), "triton" (compiled for CUDA) or
+    "auto" (the one for this device, eager where there is none); `kernel_name` says which it became, and `fallback` why
+    a CUDA device has to do with eager. float16, bfloat16 and float32 have a compiled kernel, on CUDA float64 too; other
+    dtypes are measured by torch operations, or widened by them.
 
     Raises:
         UsageError: there is no such kernel, or not on this device or machine.
@@ -34,10 +40,15 @@ class Tape:
         if kernel not in KERNELS:
             raise UsageError(f"unknown statistics kernel {kernel!r}; known are {', '.join(KERNELS)}")
         self.device = device
-        native = kernel != "eager" and device.type == "cpu" and llvm.compiled("float32") is not None
-        if kernel == "llvm" and not native:
-            raise UsageError(f"no llvm kernel for device {str(device)!r} here; use kernel 'auto' or 'eager'")
-        self.kernel_name = "llvm" if native else "eager"
+        self.fallback = ""
+        self._launch: _Launch | None = None
+        if kernel == "triton" or (kernel == "auto" and device.type == "cuda"):
+            self._launch, self.fallback = _triton(device)
+        native = kernel in ("auto", "llvm") and device.type == "cpu" and llvm.compiled("float32") is not None
+        self.kernel_name = "triton" if self._launch else "llvm" if native else "eager"
+        if kernel != "auto" and self.kernel_name != kernel:
+            why = f" ({self.fallback})" if self.fallback else ""
+            raise UsageError(f"no {kernel} kernel for device {str(device)!r} here{why}; use kernel 'auto' or 'eager'")
         self._calls = _calls() if native else {}
         self._scratch = llvm.Scratch() if native else None
         self._clear()
@@ -70,7 +81,7 @@ class Tape:
         place = self._count % _BLOCK_ROWS
         if place == 0:
             self._add_block()
-        if not self._native(tensor, self._address + place * _ROW_BYTES):
+        if not (self._launched(tensor, place) or self._native(tensor, self._address + place * _ROW_BYTES)):
             with torch.no_grad():
                 self._blocks[-1][place] = eager.measure(tensor)
         row = self._count
@@ -82,7 +93,7 @@ class Tape:
     def drain(self) -> Rows:
         """Return all rows, by one transfer to the host, and begin again with row 0."""
         words = torch.cat(self._blocks)[: self._count] if self._blocks else _block(self.device)[:0]
-        rows = Rows.from_words(words.cpu().numpy(), wide=eager.has_float64(self.device))
+        rows = Rows.from_words(words.cpu().numpy(), wide=has_float64(self.device))
         self._clear()
         return rows
 
@@ -95,6 +106,18 @@ class Tape:
         self._blocks.append(_block(self.device))
         self._address = self._blocks[-1].data_ptr()
 
+    def _launched(self, tensor: torch.Tensor, place: int) -> bool:
+        """Fill a row of the last block by Triton's kernel; once that has failed, the tape is eager."""
+        if self._launch is None:
+            return False
+        try:
+            self._launch(tensor, self._blocks[-1], place)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # no C compiler, a GPU or a Triton that is too old: the numbers are the same
+            self._launch, self.kernel_name, self.fallback = None, "eager", one_line(error, limit=120)
+        return self._launch is not None
+
     def _native(self, tensor: torch.Tensor, row: int) -> bool:
         """Fill the row at address `row` by the compiled kernel; return False where there is none for `tensor`."""
         call = self._calls.get(tensor.dtype)
@@ -106,6 +129,19 @@ class Tape:
                 tensor = tensor.resolve_neg().contiguous()
         call(tensor.data_ptr(), tensor.numel(), row, self._scratch.address)
         return True
+
+
+def _triton(device: torch.device) -> tuple[_Launch | None, str]:
+    """Return the kernel for CUDA, or None and why there is none."""
+    try:
+        from overflow_lab.capture.statistics import triton_kernel
+    except ModuleNotFoundError as error:
+        return None, f"{error.name} is not installed"
+    except Exception as error:  # a Triton that does not go with this torch
+        return None, one_line(error, limit=120)
+    if not triton_kernel.runs_on(device):
+        return None, f"Triton does not run on {device.type}"
+    return triton_kernel.measure, ""
 
 
 def _calls() -> dict[torch.dtype, llvm.NativeFunction]:
