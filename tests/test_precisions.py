@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -119,9 +120,15 @@ def test_modules_that_stay_in_float32_are_named() -> None:
     assert kept_in_float32(nn.ReLU()) == ()
 
 
+def native(given: Subject) -> Subject:
+    """Return a subject whose products the CPU does itself, on every host."""
+    return dataclasses.replace(given, kernels="native")
+
+
 def test_the_row_says_how_the_precision_was_executed() -> None:
     details = {
-        name: prepare(subject(nn.Linear(2, 2)), parse_precision(name)).row.detail for name in ("fp32", "fp16-to")
+        name: prepare(native(subject(nn.Linear(2, 2))), parse_precision(name)).row.detail
+        for name in ("fp32", "fp16-to")
     }
     assert details == {"fp32": "float32 throughout: the reference", "fp16-to": "cast by .to(float16)"}
     assert "torch.autocast(dtype=bfloat16)" in prepare(subject(nn.ReLU()), parse_precision("bf16-autocast")).row.detail
@@ -133,7 +140,7 @@ def test_buffers_that_the_loader_alone_leaves_in_float32_are_named_with_the_way_
         model.add_module(layer, nn.Module())
         model.get_submodule(layer).register_buffer("inv_freq", torch.ones(2))
     loads = Subject("m", "folder", lambda dtype: model, (Batch(),), loader_casts=True)
-    detail = prepare(loads, parse_precision("fp16")).row.detail
+    detail = prepare(native(loads), parse_precision("fp16")).row.detail
     assert detail.endswith("2 buffers (inv_freq) stayed in float32, which -p float16-to casts")
     assert "buffer" not in prepare(loads, parse_precision("fp16-to")).row.detail
 

@@ -197,7 +197,7 @@ class _Asked:
         with new_folder(self.folder, overwrite=self.overwrite) as place:
             assert subject.save is not None
             subject.save(made.prepared.model, place)
-            same = compare_reloaded(subject, precision, made, place, trust_remote_code=trust)
+            same = compare_reloaded(subject, made, place, trust_remote_code=trust)
         return dataclasses.replace(done, folder=self.folder, same=same)
 
     def _refusal(self, done: Conversion, subject: Subject) -> str:

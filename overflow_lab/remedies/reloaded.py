@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from overflow_lab.capture.precisions import Precision, Prepared, device_of
+from overflow_lab.capture.precisions import device_of
 from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.record import Recorder
 from overflow_lab.capture.runs import Reference, RunFailed, Watched, watched
@@ -37,9 +38,7 @@ class Same:
     failed: str = ""
 
 
-def compare_reloaded(
-    subject: Subject, precision: Precision, made: Watched, folder: Path, *, trust_remote_code: bool = False
-) -> Same:
+def compare_reloaded(subject: Subject, made: Watched, folder: Path, *, trust_remote_code: bool = False) -> Same:
     """Load `folder` with transformers alone and compare it with the model in `made`, which was saved there.
 
     Weights and buffers by dtype and bits, then outputs and answers on the first inputs. Raises OverflowLabError, naming
@@ -48,8 +47,7 @@ def compare_reloaded(
     model: Any = made.prepared.model
     loaded = _loaded(model, folder, trust_remote_code).to(device_of(model))
     count = _same_weights(model, loaded)
-    row = made.prepared.row
-    again = watched(Prepared(precision, loaded, row, made.prepared.cast_inputs, made.prepared.device_type))
+    again = watched(dataclasses.replace(made.prepared, model=loaded))
     with kept_random_state(), torch.no_grad():
         return _same_outputs(subject, made, again, count)
 
