@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import tracemalloc
 import wave
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from overflow_lab.errors import UsageError
-from overflow_lab.subjects.files import Rows
+from overflow_lab.subjects.files import SUFFIXES, Rows
 from overflow_lab.subjects.find import SubjectOptions, find
 from tests.tiny_models import save
 
@@ -190,3 +191,28 @@ def test_sounds_are_opened_by_their_paths(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("slow.wav\n")
     with pytest.raises(UsageError, match="8000 Hz"):
         find(str(folder), options)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_hundred_thousand_lines_are_walked_in_the_memory_of_a_few(tmp_path: Path, suffix: str) -> None:
+    path, count = tmp_path / f"in{suffix}", 100_000
+    if suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+        table = pyarrow.table({"text": [f"text number {n}" for n in range(count)]})
+        parquet.write_table(table, path, row_group_size=10_000)
+    else:
+        quoted = {".txt": "{}", ".csv": '"{}"', ".jsonl": '{{"text": "{}"}}'}
+        line = quoted[suffix].replace("{}", "text number {}") + "\n"
+        with path.open("w", encoding="utf-8") as file:
+            file.write("text\n" if suffix == ".csv" else "")
+            file.writelines(line.format(n) for n in range(count))
+    next(iter(Rows(str(path))))  # what is imported once is no cost of a line
+    tracemalloc.start()
+    try:
+        walked = sum(1 for _ in Rows(str(path)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert walked == count
+    assert peak < 2 * 2**20

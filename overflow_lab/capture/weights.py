@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from overflow_lab.capture.devices import widened
+from overflow_lab.capture.devices import widest
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.formats import FORMATS
 from overflow_lab.ranges import Range
@@ -18,6 +18,9 @@ from overflow_lab.subjects.offload import Resolve, is_offloaded
 
 # A few weights that become subnormal are in every float16 model, and lose a bit or two each; more are worth a row.
 SUBNORMAL_SHARE = 0.01
+
+# Elements of a tensor and its cast that are compared at once: torch does so few on one thread, in its cache.
+_COMPARED = 1 << 15
 
 Named = tuple[str, str, torch.Tensor]
 
@@ -91,11 +94,10 @@ def can_lose(found: Range, target: str) -> bool:
 
 
 def _compare(precision: str, row: TensorRow, original: torch.Tensor, low: torch.Tensor) -> CastRow:
-    """Count what one cast lost."""
-    a, b = original.detach(), low.detach().to(original.device)
-    tiny = torch.finfo(b.dtype).smallest_normal
-    zeroed = (b == 0) & (a != 0)
-    lost = float(widened(torch.where(zeroed, a, 0.0)).square().sum())
+    """Count what one cast lost, block by block: in the processor's cache, and without memory of a tensor's size."""
+    a, b = original.detach().reshape(-1), low.detach().to(original.device).reshape(-1)
+    blocks = zip(a.split(_COMPARED), b.split(_COMPARED), strict=True)
+    infinite, zeroed, subnormal, lost = torch.stack([_lost(x, y) for x, y in blocks]).sum(0).tolist()
     return CastRow(
         precision=precision,
         name=row.name,
@@ -104,12 +106,25 @@ def _compare(precision: str, row: TensorRow, original: torch.Tensor, low: torch.
         from_dtype=row.dtype,
         to_dtype=_dtype(low),
         elements=a.numel(),
-        to_infinity=int((torch.isinf(b) & torch.isfinite(a)).sum()),
-        to_zero=int(zeroed.sum()),
-        to_subnormal=int(((b.abs() < tiny) & (b != 0) & (a.abs() >= torch.finfo(a.dtype).smallest_normal)).sum()),
+        to_infinity=int(infinite),
+        to_zero=int(zeroed),
+        to_subnormal=int(subnormal),
         absmax=row.range.absmax or 0.0,
         energy_lost=lost / row.range.sum_of_squares if row.range.sum_of_squares else 0.0,
     )
+
+
+def _lost(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return [to infinity, to zero, to subnormal, squares of what became zero] of a block and its cast."""
+    wide = widest(a.device)
+    size = b.abs()
+    zeroed = (size == 0) & (a != 0)
+    few = a[zeroed].to(wide)
+    tiny = (size < torch.finfo(b.dtype).smallest_normal) & (size != 0)
+    tiny &= a.abs() >= torch.finfo(a.dtype).smallest_normal
+    infinite = torch.isinf(b) & torch.isfinite(a)
+    counts = torch.stack([mask.sum() for mask in (infinite, zeroed, tiny)])
+    return torch.cat([counts.to(wide), few.square().sum()[None]])
 
 
 def _module(role: str, name: str) -> str:
