@@ -64,22 +64,25 @@ class ModulePath:
             self.refused.append(path)
             return
 
-        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.stack.append(path)
-            self.called.add(path)
-            self._on_enter(path, args, kwargs)
+        # At each call of each module: what can be looked up once is not looked up then.
+        stack, called, on_enter, on_leave = self.stack, self.called, self._on_enter, self._on_leave
 
-        def leave(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stack.append(path)
+            called.add(path)
+            on_enter(path, args, kwargs)
+
+        def leave(_module: nn.Module, _args: Any, output: Any) -> None:
             # Called after an exception too, with None: that is how the stack stays true. The innermost comes first.
             if output is None:
                 self._note_exception(path)
-            if self._unwind(path):
+            if (stack and stack[-1] is path) or self._unwind(path):
                 if output is not None:
-                    self._on_leave(path, output)
-                self.stack.pop()
+                    on_leave(path, output)
+                stack.pop()
 
         self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
+        self._handles.append(module.register_forward_hook(leave, always_call=True))
 
     def _note_exception(self, path: str) -> None:
         """Remember where the exception under way was raised, unless it comes from the one that is remembered."""
@@ -92,8 +95,6 @@ class ModulePath:
 
         Above it are modules left by an exception that is no Exception (Ctrl-C): torch calls no hooks for those.
         """
-        if self.stack and self.stack[-1] is path:
-            return True
         if path not in self.stack:
             return False
         del self.stack[len(self.stack) - self.stack[::-1].index(path) :]

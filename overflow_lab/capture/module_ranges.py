@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -39,7 +38,7 @@ class ModuleRanges:
         self.unknown: set[str] = set()
         self.path = ModulePath(model, self._enter, self._leave)
         self._samples, self._differences = samples, differences
-        self._calls: Counter[str] = Counter()
+        self._calls: dict[str, int] = {}
 
     def __enter__(self) -> ModuleRanges:
         self.path.__enter__()
@@ -51,35 +50,35 @@ class ModuleRanges:
         self.path.__exit__(kind, error, trace)
 
     def _enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._calls[path] += 1
+        call = self._calls[path] = self._calls.get(path, -1) + 1
         for index, value in enumerate(args):
             if type(value) not in _EMPTY:
-                self._see(path, _input(index), value, caches=False)
+                self._see(path, _input(index), value, call, caches=False)
         for name, value in kwargs.items():
             if type(value) not in _EMPTY:
-                self._see(path, _input(name), value, caches=False)
+                self._see(path, _input(name), value, call, caches=False)
 
     def _leave(self, path: str, output: Any) -> None:
-        self._see(path, "output", output, caches=True)
+        self._see(path, "output", output, self._calls[path], caches=True)
 
-    def _see(self, path: str, name: str, value: Any, *, caches: bool) -> None:
+    def _see(self, path: str, name: str, value: Any, call: int, *, caches: bool) -> None:
         """Measure each floating tensor in one argument or output."""
         # Most of what a module takes is what another one has just returned.
         if type(value) is torch.Tensor and (row := self.ports.tape.known(value)) is not None:
-            self._note(path, name, value, row)
+            self._note(path, name, value, call, row)
         elif is_in_mode():
             with outside_modes():
-                self._measure(path, name, value, caches)
+                self._measure(path, name, value, call, caches)
         else:
-            self._measure(path, name, value, caches)
+            self._measure(path, name, value, call, caches)
 
-    def _measure(self, path: str, name: str, value: Any, caches: bool) -> None:
+    def _measure(self, path: str, name: str, value: Any, call: int, caches: bool) -> None:
         for port, tensor in tensors(value, name, unknown=self.unknown, caches=caches):
             if tensor.is_floating_point() or tensor.is_complex():
-                self._note(path, port, tensor)
+                self._note(path, port, tensor, call)
 
-    def _note(self, path: str, port: str, tensor: torch.Tensor, row: int | None = None) -> None:
-        call, order = self._calls[path] - 1, self.ports.clock
+    def _note(self, path: str, port: str, tensor: torch.Tensor, call: int, row: int | None = None) -> None:
+        order = self.ports.clock
         number = self.ports.see(path, port, tensor, call, row)
         if self._samples is not None and tensor.is_floating_point():
             with outside_modes():

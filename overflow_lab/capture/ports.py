@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,6 @@ class _Port:
     name: str
     dtype: str
     order: int
-    number: int
     calls: int = 0
     first_bad: Moment | None = None
 
@@ -36,9 +36,11 @@ class Ports:
         self.precision = precision
         self.tape = tape
         self.clock = 0
-        self._ports: dict[tuple[str, str], _Port] = {}
+        self._ports: list[_Port] = []
+        self._numbers: dict[tuple[str, str], int] = {}
         self._totals = Totals()
-        self._notes: list[tuple[_Port, int, int, int]] = []
+        # Three integers for each time that a tensor was seen: the port's number, the row, the call of the module.
+        self._notes = array("q")
         self._now = ("forward", 0)
         self._drained = 0
 
@@ -54,12 +56,11 @@ class Ports:
         """
         if row is None:
             row = self._measured(tensor)
-        found = self._ports.get((module, port))
-        if found is None:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            found = self._ports[module, port] = _Port(module, port, dtype, self.clock, len(self._ports))
-        found.calls += 1
-        self._notes.append((found, row, self.clock, call))
+        number = self._numbers.get((module, port))
+        if number is None:
+            number = self._numbers[module, port] = len(self._ports)
+            self._ports.append(_Port(module, port, str(tensor.dtype).removeprefix("torch."), self.clock))
+        self._notes.extend((number, row, call))
         self.clock += 1
         return self._drained + row
 
@@ -71,30 +72,27 @@ class Ports:
 
     def settle(self) -> None:
         """Merge what was seen since the last time into the ports' ranges."""
-        notes, self._notes = self._notes, []
+        notes, self._notes = np.frombuffer(self._notes, dtype=np.int64).reshape(-1, 3), array("q")
         rows = self.tape.drain()
         self._drained += len(rows)
-        if not notes:
-            return
-        groups = np.fromiter((port.number for port, *_ in notes), dtype=np.int64, count=len(notes))
-        ids = np.fromiter((row for _, row, *_ in notes), dtype=np.int64, count=len(notes))
+        groups, ids, calls = notes.T
         self._totals.add(rows, ids, groups)
-        bad = ((rows.nan + rows.posinf + rows.neginf) > 0)[ids]
-        for at in np.flatnonzero(bad):
-            port, _, clock, call = notes[at]
+        for port, seen in zip(self._ports, np.bincount(groups).tolist(), strict=False):
+            port.calls += seen
+        began = self.clock - len(notes)
+        for at in np.flatnonzero(rows.nonfinite[ids]).tolist():
+            port = self._ports[groups[at]]
             if port.first_bad is None:
-                port.first_bad = Moment(clock, *self._now, call)
+                port.first_bad = Moment(began + at, *self._now, int(calls[at]))
 
     def rows(self) -> list[RangeRow]:
         """Return the rows of all ports in order of execution, and start the ranges anew."""
         made = [
-            RangeRow(
-                self.precision, p.module, p.name, p.order, p.dtype, p.calls, self._totals.range(p.number), p.first_bad
-            )
-            for p in self._ports.values()
+            RangeRow(self.precision, p.module, p.name, p.order, p.dtype, p.calls, self._totals.range(number), p.first_bad)
+            for number, p in enumerate(self._ports)
             if p.calls
         ]
-        for port in self._ports.values():
+        for port in self._ports:
             port.calls, port.first_bad = 0, None
         self._totals = Totals()
         return made

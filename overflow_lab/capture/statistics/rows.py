@@ -50,6 +50,11 @@ class Rows:
         """Return the number of rows."""
         return len(self.count)
 
+    @property
+    def nonfinite(self) -> Integers:
+        """Number of NaN and infinite elements of each tensor."""
+        return self.nan + self.posinf + self.neginf
+
     def row(self, index: int) -> Range:
         """Return row `index` as a range."""
         return self.merge(np.array([index]), np.array([0]))[0]
