@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "cli": SIDES | {"", "scan", "kernels", "testing", "remedies", "training"},
     "__main__": {"cli"},
     "benchmark": SIDES,
+    "gpu_check": SIDES | {"scan"},
 }
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "llvmlite", "pyarrow")
 NEVER = {
