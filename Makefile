@@ -1,10 +1,11 @@
 # overflow-lab: `make demo` and `make test` work on a fresh machine; `make help` lists the rest.
-# Variables: PYTHON (which interpreter makes the environment), VENV, PIP_ARGS, PYTEST_ARGS, BENCH_ARGS.
+# Variables: PYTHON (which interpreter makes the environment), VENV, PIP_ARGS, PYTEST_ARGS, BENCH_ARGS, GPU_ARGS.
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 BENCH_ARGS ?=
+GPU_ARGS ?=
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 
 BIN := $(VENV)/bin
@@ -17,7 +18,7 @@ DEMO_REPORT := reports/demo.html
 DEMO_RECORDING := reports/demo.jsonl.gz
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint notebooks samples bench browser clean
+.PHONY: help demo test lint notebooks samples bench gpu browser clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -43,6 +44,10 @@ samples: $(TEST_READY) ## write the sample reports in reports/samples anew
 
 bench: $(TEST_READY) ## what watching a model costs, on this machine
 	$(BIN)/python -m overflow_lab.benchmark $(BENCH_ARGS)
+
+# Nothing is installed: the torch of a machine with a GPU is chosen for its driver.
+gpu: ## check the CUDA kernels and the capture on this machine's GPU, and what they cost
+	@python=$(BIN)/python; [ -x "$$python" ] || python=$(PYTHON); PYTHONPATH=. "$$python" -m overflow_lab.gpu_check $(GPU_ARGS)
 
 # tests/browser.py alone knows where to look; here is only what to do when it finds none.
 browser: $(TEST_READY)

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "cli": SIDES | {"", "scan", "kernels", "testing", "weights", "remedies", "training"},
     "__main__": {"cli"},
     "benchmark": SIDES,
+    "gpu_check": SIDES | {"scan"},
 }
 HEAVY = ("torch", "transformers", "pandas", "matplotlib", "llvmlite", "pyarrow")
 NEVER = {

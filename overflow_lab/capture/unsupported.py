@@ -5,6 +5,7 @@ from __future__ import annotations
 _SAYINGS = (
     "not implemented for",
     "not supported for",
+    "status_not_supported",  # cuBLAS and cuDNN, of bfloat16 on older GPUs
     "dtypes not supported",
     "either float or double",
     "of float, double",

@@ -41,6 +41,7 @@ class Tape:
             raise UsageError(f"unknown statistics kernel {kernel!r}; known are {', '.join(KERNELS)}")
         self.device = device
         self.fallback = ""
+        self._demanded = kernel != "auto"
         self._launch: _Launch | None = None
         if kernel == "triton" or (kernel == "auto" and device.type == "cuda"):
             self._launch, self.fallback = _triton(device)
@@ -107,14 +108,17 @@ class Tape:
         self._address = self._blocks[-1].data_ptr()
 
     def _launched(self, tensor: torch.Tensor, place: int) -> bool:
-        """Fill a row of the last block by Triton's kernel; once that has failed, the tape is eager."""
+        """Fill a row of the last block by Triton's kernel; once that has failed, a tape that may choose is eager."""
         if self._launch is None:
             return False
         try:
             self._launch(tensor, self._blocks[-1], place)
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # no C compiler, a GPU or a Triton that is too old: the numbers are the same
+        except Exception as error:
+            if self._demanded:
+                raise
+            # No C compiler, or a GPU or a Triton that is too old: torch operations give the same numbers.
             self._launch, self.kernel_name, self.fallback = None, "eager", one_line(error, limit=120)
         return self._launch is not None
 
