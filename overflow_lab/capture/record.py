@@ -206,6 +206,8 @@ class Recorder:
 
     def _low(self, precision: Precision, base: Watched, chunk: list[Reference]) -> None:
         """Run one precision on the batches that float32 has run."""
+        if self.level == "operation":  # before the model is loaded: it takes as much memory as float32's weights
+            self._measure_noise(precision, base, chunk[0])
         low = self._model(precision)
         self._compare_casts(low, base.prepared.model, chunk[0])
         self.progress.stage(precision.name, len(chunk))
@@ -264,23 +266,22 @@ class Recorder:
             self._known.failed.add((low.precision, "forward"))
             self.writer.append(failure.row)
         if self.level == "operation":
-            self._measure_noise(low, base, reference)
             for seen in self._inside.forward(low, base.prepared, reference, off=off):
                 self.writer.append(seen)
         for strategy in reference.answers:
             # Of answers from NaN or inf nobody asks whether they are near ties.
             self._answer(low, base, reference, strategy, tied=finite)
 
-    def _measure_noise(self, low: Watched, base: Watched, reference: Reference) -> None:
+    def _measure_noise(self, precision: Precision, base: Watched, reference: Reference) -> None:
         """Write the noise floor of a precision, on the first batch."""
-        if not self._known.first("noise", low.precision):
+        if not self._known.first("noise", precision.name):
             return
         try:
-            row = noise_row(base.prepared, reference, low.precision, low.prepared.precision.dtype)
+            row = noise_row(base.prepared, reference, precision.name, precision.dtype)
         except MemoryError:
             raise
         except Exception as error:  # a model that torch.func cannot call: the tolerance stands alone
-            self._known.blind("", f"the noise floor could not be measured: {one_line(error)}", low.precision)
+            self._known.blind("", f"the noise floor could not be measured: {one_line(error)}", precision.name)
             return
         if row is not None:
             self.writer.append(row)
