@@ -88,8 +88,8 @@ class Ports:
     def rows(self) -> list[RangeRow]:
         """Return the rows of all ports in order of execution, and start the ranges anew."""
         made = [
-            RangeRow(self.precision, p.module, p.name, p.order, p.dtype, p.calls, self._totals.range(number), p.first_bad)
-            for number, p in enumerate(self._ports)
+            RangeRow(self.precision, p.module, p.name, p.order, p.dtype, p.calls, found, p.first_bad)
+            for p, found in zip(self._ports, map(self._totals.range, range(len(self._ports))), strict=True)
             if p.calls
         ]
         for port in self._ports:

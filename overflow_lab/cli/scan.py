@@ -91,17 +91,24 @@ def scan(
         _report(found, target, kept)
     if as_json:
         print_json(found.recording, found.diagnosis, recording_path=kept, report_path=target)
-        return exit_code(found.diagnosis, fail_on)
+    else:
+        _show(found, context.params, target, kept)
+    return exit_code(found.diagnosis, fail_on)
+
+
+def _show(found: Scan, given: dict[str, Any], target: Path, kept: Path) -> None:
+    """Print the verdicts, the files, and what to do next."""
+    quiet = given["quiet"]
     print_text(found.recording, found.diagnosis, quiet=quiet)
     if not found.recording.header.precisions[1:]:
         typer.echo("\n" + "\n".join(_forecast(found)))
-    if not quiet:
-        typer.echo(f"\nreport     {target}\nrecording  {kept}\nagain      overflow-lab report {kept}")
-        if not fix and found.diagnosis.worst == "error":
-            typer.echo(f"mend       overflow-lab fix {shlex.quote(model)}")
-        if repro is not None:
-            typer.echo(_script(found))
-    return exit_code(found.diagnosis, fail_on)
+    if quiet:
+        return
+    typer.echo(f"\nreport     {target}\nrecording  {kept}\nagain      overflow-lab report {kept}")
+    if not given["fix"] and found.diagnosis.worst == "error":
+        typer.echo(f"mend       overflow-lab fix {shlex.quote(given['model'])}")
+    if given["repro"] is not None:
+        typer.echo(_script(found))
 
 
 def _check_alone(given: dict[str, Any]) -> None:
