@@ -4,6 +4,9 @@ A tensor is taken in tiles. A small one is one program's, which writes the row i
 program writes a row of its own, and a second launch merges these column by column. So nothing has to be cleared before,
 there are no atomics, and the order of the sums is fixed: the same tensor has the same row, to the last bit.
 
+The places of `layout` are arguments with defaults: of global constants Triton asks at each launch whether they have
+changed, which took longer than all the rest of a launch.
+
 With TRITON_INTERPRET=1 (before this module is imported) the same code runs on the CPU, which is how it is tested
 where there is no GPU.
 """
@@ -30,11 +33,6 @@ UNIT = 16
 # Words that a program of the second launch merges.
 _COLUMNS = 16
 
-WORDS, BINS, EXPONENTS = (tl.constexpr(n) for n in (layout.WORDS, layout.BINS, layout.EXPONENTS))
-COUNT, NAN, POSINF, NEGINF, ZERO = (tl.constexpr(n) for n in range(layout.COUNT, layout.ZERO + 1))
-MIN, MAX, SMALLEST = (tl.constexpr(n) for n in (layout.MIN, layout.MAX, layout.SMALLEST))
-SUM, SUM_OF_SQUARES = tl.constexpr(layout.SUM), tl.constexpr(layout.SUM_OF_SQUARES)
-
 
 def runs_on(device: torch.device) -> bool:
     """Return whether the kernel can run there: on CUDA, and in Triton's interpreter anywhere."""
@@ -50,7 +48,7 @@ def measure(tensor: torch.Tensor, rows: torch.Tensor, row: int) -> None:
         tensor = _plain(tensor)
     count = tensor.numel()
     unit = UNIT if count % UNIT == 0 else 1
-    tiles = triton.cdiv(count, TILE)
+    tiles = -(-count // TILE)  # Triton's own division takes longer than a launch should
     # Triton launches on the current device, whichever the tensor is on.
     with torch.cuda.device_of(tensor):
         if tiles <= ONE_PROGRAM:
@@ -58,7 +56,7 @@ def measure(tensor: torch.Tensor, rows: torch.Tensor, row: int) -> None:
             return
         programs = min(tiles, MOST_PROGRAMS)
         parts = torch.empty((programs, layout.WORDS), dtype=torch.int64, device=tensor.device)
-        each = triton.cdiv(tiles, programs)
+        each = -(-tiles // programs)
         _measure[(programs,)](tensor, count // unit, parts, 0, each, UNIT=unit, TILE=TILE, num_warps=WARPS)
         _merge[(layout.WORDS // _COLUMNS,)](parts, programs, rows, row, COLUMNS=_COLUMNS, PARTS=64, num_warps=4)
 
@@ -79,6 +77,10 @@ def _measure(
     tiles: tl.tensor,
     UNIT: tl.constexpr,
     TILE: tl.constexpr,
+    COUNTS: tl.constexpr = layout.COUNT,
+    FLOATS: tl.constexpr = layout.MIN,
+    EXPONENTS: tl.constexpr = layout.EXPONENTS,
+    WORDS: tl.constexpr = layout.WORDS,
 ) -> None:
     """Write the row of this program's tiles, at `row` and as many below it as it has programs before it.
 
@@ -86,6 +88,7 @@ def _measure(
     """
     program = tl.program_id(0).to(tl.int64)
     count = units.to(tl.int64) * UNIT
+    BINS: tl.constexpr = WORDS - EXPONENTS
     wide: tl.constexpr = tl.float64 if data.dtype.element_ty == tl.float64 else tl.float32
     nan_zero, infinities = tl.zeros([], tl.int64), tl.zeros([], tl.int64)
     infinity = tl.full([], float("inf"), wide)
@@ -113,16 +116,17 @@ def _measure(
         # What has no exponent goes to the last bin, which is not written.
         histogram += tl.histogram(tl.where(nonzero, bins, BINS - 1), BINS).to(tl.int64)
     out = rows + (row.to(tl.int64) + program) * WORDS
-    tl.store(out + COUNT, tl.minimum(tl.maximum(count - program * tiles * TILE, 0), tiles.to(tl.int64) * TILE))
-    tl.store(out + NAN, nan_zero & 0xFFFFFFFF)
-    tl.store(out + POSINF, infinities & 0xFFFFFFFF)
-    tl.store(out + NEGINF, infinities >> 32)
-    tl.store(out + ZERO, nan_zero >> 32)
-    tl.store(out + MIN, least.to(tl.float64).to(tl.int64, bitcast=True))
-    tl.store(out + MAX, most.to(tl.float64).to(tl.int64, bitcast=True))
-    tl.store(out + SMALLEST, smallest.to(tl.float64).to(tl.int64, bitcast=True))
-    tl.store(out + SUM, total.to(tl.int64, bitcast=True))
-    tl.store(out + SUM_OF_SQUARES, squares.to(tl.int64, bitcast=True))
+    # In the order of `layout`.
+    tl.store(out + COUNTS, tl.minimum(tl.maximum(count - program * tiles * TILE, 0), tiles.to(tl.int64) * TILE))
+    tl.store(out + COUNTS + 1, nan_zero & 0xFFFFFFFF)
+    tl.store(out + COUNTS + 2, infinities & 0xFFFFFFFF)
+    tl.store(out + COUNTS + 3, infinities >> 32)
+    tl.store(out + COUNTS + 4, nan_zero >> 32)
+    tl.store(out + FLOATS, least.to(tl.float64).to(tl.int64, bitcast=True))
+    tl.store(out + FLOATS + 1, most.to(tl.float64).to(tl.int64, bitcast=True))
+    tl.store(out + FLOATS + 2, smallest.to(tl.float64).to(tl.int64, bitcast=True))
+    tl.store(out + FLOATS + 3, total.to(tl.int64, bitcast=True))
+    tl.store(out + FLOATS + 4, squares.to(tl.int64, bitcast=True))
     places = tl.arange(0, BINS)
     tl.store(out + EXPONENTS + places, tl.where(places == BINS - 1, 0, histogram))
 
@@ -161,7 +165,14 @@ def _taken_apart(x: tl.tensor) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["programs", "row"])  # type: ignore[untyped-decorator]
 def _merge(
-    parts: tl.tensor, programs: tl.tensor, rows: tl.tensor, row: tl.tensor, COLUMNS: tl.constexpr, PARTS: tl.constexpr
+    parts: tl.tensor,
+    programs: tl.tensor,
+    rows: tl.tensor,
+    row: tl.tensor,
+    COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+    FLOATS: tl.constexpr = layout.MIN,
+    WORDS: tl.constexpr = layout.WORDS,
 ) -> None:
     """Merge `COLUMNS` words of the rows in `parts` into those of `row`: all are added, but for the three extremes."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -180,8 +191,8 @@ def _merge(
             sums += tl.sum(values, 0)
             lows = tl.minimum(lows, tl.min(tl.where(inside, values, float("inf")), 0))
             highs = tl.maximum(highs, tl.max(tl.where(inside, values, float("-inf")), 0))
-        floats = tl.where(columns == MAX, highs, tl.where(columns >= SUM, sums, lows))
-        tl.store(out, tl.where(columns < MIN, counts, floats.to(tl.int64, bitcast=True)))
+        floats = tl.where(columns == FLOATS + 1, highs, tl.where(columns >= FLOATS + 3, sums, lows))
+        tl.store(out, tl.where(columns < FLOATS, counts, floats.to(tl.int64, bitcast=True)))
     else:
         counts = tl.zeros([COLUMNS], tl.int64)
         for start in range(0, programs, PARTS):
