@@ -102,12 +102,14 @@ def scan(
     operations; "auto" does so for models of more than two billion parameters. A model in memory is asked to generate
     with `generate=True` only; `tokenizer` then turns its answers into text. `repro` is a folder for a script that
     rebuilds the failure (see `Scan.reproduction`): the weights and inputs of the module at fault are written there.
+    `share=(rank, ranks)` runs every `ranks`-th batch only, from batch `rank` on; `merge` makes one of all shares.
 
     Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
     recording saved; KeyboardInterrupt is passed on, the recording saved as well.
     """
     store_texts, tokenizer = bool(options.pop("store_texts", False)), options.pop("tokenizer", None)
     level, folder = _level(options.pop("level", "auto")), options.pop("repro", None)
+    share = _share(options.pop("share", None))
     options = default_device(model, options)
     subject = subject_of(model, inputs, options, tokenizer)
     found = scan_subject(
@@ -118,6 +120,7 @@ def scan(
         store_texts=store_texts,
         level=level,
         options=options,
+        share=share,
     )
     if folder is None:
         return found
@@ -133,15 +136,31 @@ def scan_subject(
     store_texts: bool = False,
     level: str = "auto",
     options: Mapping[str, Any] | None = None,
+    share: tuple[int, int] | None = None,
 ) -> Scan:
     """Scan a subject; as `scan`, which makes one of what the user gives. `options` are written into the header."""
     from overflow_lab.capture.record import Recorder
+    from overflow_lab.capture.share import SHARE_BATCHES, Share
     from overflow_lab.progress import Silent
 
     wanted = _precisions(precisions)
-    header = _header(subject, wanted, {**(options or {}), "level": level})
+    divided = {} if share is None else {"rank": share[0], "ranks": share[1]}
+    header = _header(subject, wanted, {**(options or {}), "level": level, **divided})
     writer = Writer(None if recording is None else Path(recording), header)
-    return _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level))
+    recorder = Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level)
+    if share is not None:
+        recorder = dataclasses.replace(recorder, share=Share(*share), most=SHARE_BATCHES)
+    return _recorded(recorder)
+
+
+def _share(given: Any) -> tuple[int, int] | None:
+    """Return (rank, ranks) of what the user gives. Raises UsageError for anything else."""
+    if given is None:
+        return None
+    whole = isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(n, int) for n in given)
+    if not whole or not 0 <= given[0] < given[1]:
+        raise UsageError(f"share is {given!r}; give (rank, ranks), with rank from 0 to ranks - 1.")
+    return given[0], given[1]
 
 
 def _precisions(names: Iterable[str]) -> tuple[Precision, ...]:
@@ -202,7 +221,7 @@ def subject_of(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: A
     if wrong:
         raise UsageError(
             f"scan() has no option {wrong[0]!r}; "
-            f"choose among {', '.join([*known, 'level', 'repro', 'store_texts', 'tokenizer'])}."
+            f"choose among {', '.join([*known, 'level', 'repro', 'share', 'store_texts', 'tokenizer'])}."
         )
     texts = options.get("texts")
     chosen = SubjectOptions(**{**options, "texts": (texts,) if isinstance(texts, str) else texts and tuple(texts)})

@@ -20,6 +20,7 @@ from overflow_lab.capture.ports import Ports
 from overflow_lab.capture.precisions import REFERENCE, Precision, device_of, parse_precision, prepare
 from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.runs import Reference, RunFailed, Watched
+from overflow_lab.capture.share import Share
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.steps import StepLog, step_rows
 from overflow_lab.capture.weights import Named, cast_rows, named_tensors, tensor_rows
@@ -43,7 +44,8 @@ class Recorder:
     """Records one subject.
 
     `store_texts` keeps prompts and answers in the file. float32's outputs and samples are held for up to `memory`
-    bytes, then the other precisions catch up on those batches; so memory does not grow with the number of inputs.
+    bytes and `most` batches, then the other precisions catch up on those batches; so memory does not grow with the
+    number of inputs. Of the batches those of `share` are run.
     """
 
     subject: Subject
@@ -53,6 +55,8 @@ class Recorder:
     store_texts: bool = False
     memory: int = 1 << 30
     level: str = "auto"
+    share: Share = field(default_factory=Share)
+    most: int = 1 << 30
     _ports: dict[str, Ports] = field(default_factory=dict)
     _before: list[TensorRow] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
@@ -61,7 +65,8 @@ class Recorder:
     _inside: Inside = field(init=False)
 
     def __post_init__(self) -> None:
-        self._inside = Inside(lambda reason, precision: self._blind("", reason, precision))
+        divided = self.share.divided
+        self._inside = Inside(lambda reason, precision: self._blind("", reason, precision), shared=divided)
 
     def run(self) -> None:
         """Record all batches in all precisions.
@@ -74,9 +79,9 @@ class Recorder:
             base = self.watched(parse_precision(REFERENCE))
             self._describe(base.prepared.model)
             self._choose_level(base.prepared.model)
-            batches = enumerate(self.subject.batches)
+            batches = self.share.of(self.subject.batches)
             chunk = self._reference(base, batches)
-            if not chunk:
+            if not chunk and not self.share.divided:
                 raise OverflowLabError(f"{self.subject.name} has no inputs to run; give at least one.")
             while chunk:
                 for precision in self.precisions:
@@ -108,7 +113,7 @@ class Recorder:
                 chunk.append(self.reference(base, number, batch))
                 self.progress.advance()
                 held += chunk[-1].nbytes
-                if held >= self.memory:
+                if held >= self.memory or len(chunk) >= self.most:
                     break
         except RunFailed as failure:
             self.writer.append(failure.row)
@@ -294,8 +299,13 @@ class Recorder:
             self.writer.append(error)
         inputs, tokens = sum(r.batch.samples for r in chunk), sum(r.batch.tokens for r in chunk)
         for name, seconds in run.seconds.items():
-            self.writer.append(RunRow(run.precision, name, len(chunk), inputs, tokens, round(seconds, 3)))
+            ticks = sum(ticks for (kind, _), ticks in run.ticks.items() if kind == name)
+            self.writer.append(RunRow(run.precision, name, len(chunk), inputs, tokens, round(seconds, 3), ticks))
+        for reference in chunk if self.share.divided else ():
+            ticks = sum(ticks for (_, batch), ticks in run.ticks.items() if batch == reference.number)
+            self.writer.append(self.share.batch_row(run.precision, reference.number, ticks))
         run.seconds.clear()
+        run.ticks.clear()
         for module in sorted(run.differences.mismatched):
             self._blind(module, "its values have another shape or order than in float32: not compared", run.precision)
 
@@ -307,6 +317,8 @@ class Recorder:
             self._blind("", f"values of type {name} are not understood: not measured")
         for row in uncalled_rows(base.prepared.model, base.called | base.refused):
             self.writer.append(row)
+        if (end := self.share.end_row()) is not None:
+            self.writer.append(end)
 
     def _blind(self, module: str, reason: str, precision: str | None = None) -> None:
         """Write a blind spot once."""

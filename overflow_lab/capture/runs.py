@@ -19,11 +19,11 @@ from overflow_lab.capture.precisions import Prepared, device_of
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.samples import Differences, Samples
 from overflow_lab.capture.statistics import Tape
-from overflow_lab.capture.steps import STEP_BATCHES, StepLog, Steps
+from overflow_lab.capture.steps import StepLog, Steps
 from overflow_lab.capture.unsupported import is_unsupported
 from overflow_lab.errors import one_line
 from overflow_lab.formats import FORMATS
-from overflow_lab.recording import FailureRow
+from overflow_lab.recording import STEP_BATCHES, FailureRow
 from overflow_lab.subjects import Batch, Generation
 from overflow_lab.tolerances import tolerance
 
@@ -69,6 +69,7 @@ class Watched:
     refused: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)
+    ticks: dict[tuple[str, int], int] = field(default_factory=dict)
     log: StepLog = field(default_factory=StepLog)
 
     @property
@@ -142,7 +143,7 @@ class Watched:
         """Run `call` watched; an exception of the model becomes RunFailed, and what was seen until then is kept."""
         reseed()
         self.ports.begin(run, number)
-        began = time.perf_counter()
+        began, clock = time.perf_counter(), self.ports.clock
         try:
             with watch, self.prepared.context():
                 return call()
@@ -157,6 +158,7 @@ class Watched:
             raise RunFailed(row) from error
         finally:
             self.seconds[run] = self.seconds.get(run, 0.0) + time.perf_counter() - began
+            self.ticks[run, number] = self.ticks.get((run, number), 0) + self.ports.clock - clock
             self.called |= watch.path.called
             self.refused |= set(watch.path.refused)
             self.unknown |= watch.unknown

@@ -14,6 +14,7 @@ from overflow_lab.cli.diff import diff
 from overflow_lab.cli.export import export
 from overflow_lab.cli.fix import fix
 from overflow_lab.cli.kernels import kernels
+from overflow_lab.cli.merge import merge
 from overflow_lab.cli.optional import completed
 from overflow_lab.cli.report import report
 from overflow_lab.cli.scan import scan
@@ -36,6 +37,7 @@ app.command()(scan)
 app.command()(fix)
 app.command()(report)
 app.command()(diff)
+app.command()(merge)
 app.command()(export)
 app.command()(kernels)
 app.command()(convert)

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar, cast
 
 from overflow_lab.errors import RecordingFormatError, UsageError
 from overflow_lab.recording.codec import decode
-from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
+from overflow_lab.recording.operation_rows import AttributionRow, EventRow, LookRow, NoiseRow, OperationRow
 from overflow_lab.recording.proof_rows import ProofRow
 from overflow_lab.recording.rows import (
     AnswerRow,
@@ -35,7 +35,8 @@ from overflow_lab.recording.rows import (
     RunRow,
     TensorRow,
 )
-from overflow_lab.recording.step_rows import StepRow
+from overflow_lab.recording.share_rows import BatchRow, ShareRow
+from overflow_lab.recording.step_rows import STEP_BATCHES, StepRow
 
 # 1: the first format.
 FORMAT = 1
@@ -43,12 +44,15 @@ FORMAT = 1
 # Rows of these kinds with the same key are of one site, and add up.
 _MERGED = (RangeRow, ErrorRow, OutputRow, RunRow, OperationRow, EventRow)
 
+# Of these a reader wants one for each site, whatever looks it was seen in.
+_LOOKED_AT = (OperationRow, EventRow, OutputRow)
+
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording in memory: header, rows in the order of the file (those of one site merged), footer if any."""
+    """A recording in memory: header, rows in the order of the file (those of one key merged), footer if any."""
 
     header: Header
     rows: tuple[Row, ...] = ()
@@ -56,8 +60,9 @@ class Recording:
     path: str | None = field(default=None, compare=False)
 
     def of(self, row_type: type[R]) -> list[R]:
-        """Return the rows of one type, in the order of the file."""
-        return [row for row in self.rows if isinstance(row, row_type)]
+        """Return the rows of one type, in the order of the file; those of one site are one, in however many looks."""
+        rows: list[R] = [row for row in self.rows if isinstance(row, row_type)]
+        return cast(list[R], _by_site(rows)) if row_type in _LOOKED_AT else rows
 
     @property
     def complete(self) -> bool:
@@ -109,6 +114,14 @@ def build(header: Header, decoded: list[Any], *, path: str | None = None) -> Rec
     return Recording(header, tuple(merged.values()), footer, path)
 
 
+def _by_site(rows: list[Any]) -> list[Any]:
+    """Return the rows of each site added up, at the place of the first."""
+    sites: dict[Any, Any] = {}
+    for row in rows:
+        sites[row.site] = sites[row.site] + row if row.site in sites else row
+    return list(sites.values())
+
+
 def _key(row: Any, number: int) -> Any:
     """Return what makes two rows one: the site for mergeable rows, otherwise the row itself."""
     return (row.kind, *row.key) if isinstance(row, _MERGED) else number
@@ -140,8 +153,10 @@ def _open(path: Path) -> IO[str]:
 
 __all__ = [
     "FORMAT",
+    "STEP_BATCHES",
     "AnswerRow",
     "AttributionRow",
+    "BatchRow",
     "BlindSpotRow",
     "CastRow",
     "ErrorRow",
@@ -149,6 +164,7 @@ __all__ = [
     "FailureRow",
     "Footer",
     "Header",
+    "LookRow",
     "ModuleRow",
     "Moment",
     "NoiseRow",
@@ -160,6 +176,7 @@ __all__ = [
     "Recording",
     "Row",
     "RunRow",
+    "ShareRow",
     "StepRow",
     "TensorRow",
     "build",
