@@ -22,6 +22,7 @@ The pieces
 ----------
 `scan`      runs a subject and returns a `Scan`; options are those of the command line.
 `Recording` what was recorded, read again by `load(path)` without torch or the model.
+`merge`     one recording of several: of other inputs, of other machines, or of the processes of one scan.
 `analyze`   a recording's `Diagnosis`: `verdicts` and `findings`.
 `report`    a recording's report, as HTML text.
 `sites`, `layers`, `operations`, `steps`  a recording as pandas tables.
@@ -44,7 +45,7 @@ only passed it on; the *chain* leads from the output back to it. A *verdict* is 
 `precision` or `unsupported`; its severity says whether the output is wrong.
 
 On the command line: `overflow-lab scan MODEL`, `fix MODEL`, `convert MODEL`, `finetune MODEL`, `report RECORDING`,
-`diff A B`, `export RECORDING FILE`, `kernels MODEL`, `weights MODEL`.
+`diff A B`, `merge A B`, `export RECORDING FILE`, `kernels MODEL`, `weights MODEL`.
 Errors that are raised on purpose derive from `OverflowLabError`.
 """
 
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from overflow_lab.analysis.steps import steps
     from overflow_lab.kernels import MissingKernel, missing_kernels
     from overflow_lab.recording import Recording, load
+    from overflow_lab.recording.merging import merge
     from overflow_lab.remedies.convert import convert
     from overflow_lab.remedies.finetune import finetune
     from overflow_lab.remedies.mending import remedy
@@ -98,6 +100,7 @@ _HOMES = {
     "range_ladder": "overflow_lab.report.plots",
     "Recording": "overflow_lab.recording",
     "load": "overflow_lab.recording",
+    "merge": "overflow_lab.recording.merging",
     "export": "overflow_lab.report.exports_tables",
     "Remedies": "overflow_lab.remedies.treatment",
     "finetune": "overflow_lab.remedies.finetune",
@@ -136,6 +139,7 @@ __all__ = [
     "generation_timeline",
     "layers",
     "load",
+    "merge",
     "missing_kernels",
     "operations",
     "range_ladder",

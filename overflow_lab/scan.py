@@ -105,7 +105,8 @@ def scan(
     a scan that was interrupted: it goes on there with the inputs that are missing, and is refused where anything else
     differs. A model in memory is asked to generate with `generate=True` only; `tokenizer` then turns its answers into
     text. `repro` is a folder for a script that rebuilds the failure (see `Scan.reproduction`): the weights and inputs
-    of the module at fault are written there.
+    of the module at fault are written there. `share=(rank, ranks)` runs every `ranks`-th batch only, from batch `rank`
+    on; `merge` makes one of all shares.
 
     Raises UsageError for what cannot be scanned as asked; ScanInterrupted when the scan ends early, with the
     recording saved; KeyboardInterrupt is passed on, the recording saved as well.
@@ -113,6 +114,7 @@ def scan(
     store_texts, tokenizer = bool(options.pop("store_texts", False)), options.pop("tokenizer", None)
     recording, resumed = _resumed(recording, options.pop("resume", None))
     level, folder = _level(options.pop("level", "auto")), options.pop("repro", None)
+    share = _share(options.pop("share", None), resumed)
     options = default_device(model, options)
     subject = subject_of(model, inputs, options, tokenizer)
     found = scan_subject(
@@ -124,6 +126,7 @@ def scan(
         level=level,
         options=options,
         resumed=resumed,
+        share=share,
     )
     if folder is None:
         return found
@@ -140,17 +143,23 @@ def scan_subject(
     level: str = "auto",
     options: Mapping[str, Any] | None = None,
     resumed: Resumable | None = None,
+    share: tuple[int, int] | None = None,
 ) -> Scan:
     """Scan a subject; as `scan`, which makes one of what the user gives. `options` are written into the header."""
     from overflow_lab.capture.record import Recorder
+    from overflow_lab.capture.share import SHARE_BATCHES, Share
     from overflow_lab.progress import Silent
 
     wanted = _precisions(precisions)
-    header = _header(subject, wanted, {**(options or {}), "level": level})
+    divided = {} if share is None else {"rank": share[0], "ranks": share[1]}
+    header = _header(subject, wanted, {**(options or {}), "level": level, **divided})
     if resumed is not None:
         _check_resumed(header, resumed)
     writer = Writer(None if recording is None else Path(recording), header, resumed=resumed)
-    return _recorded(Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level, resumed=resumed))
+    recorder = Recorder(subject, wanted, writer, progress or Silent(), store_texts, level=level, resumed=resumed)
+    if share is not None:
+        recorder = dataclasses.replace(recorder, share=Share(*share), most=SHARE_BATCHES)
+    return _recorded(recorder)
 
 
 def _resumed(recording: str | Path | None, resume: str | Path | None) -> tuple[str | Path | None, Resumable | None]:
@@ -172,6 +181,18 @@ def _check_resumed(header: Header, resumed: Resumable) -> None:
     shown = _shown({**dataclasses.asdict(SubjectOptions()), "level": "auto"})
     now = decode(json.loads(encode(header)))  # as a file has it: lists for tuples
     check_same_header(now, resumed.recording.header, str(resumed.recording.path), defaults=shown)
+
+
+def _share(given: Any, resume: Any) -> tuple[int, int] | None:
+    """Return (rank, ranks) of what the user gives. Raises UsageError for anything else."""
+    if given is None:
+        return None
+    whole = isinstance(given, (tuple, list)) and len(given) == 2 and all(isinstance(n, int) for n in given)
+    if not whole or not 0 <= given[0] < given[1]:
+        raise UsageError(f"share is {given!r}; give (rank, ranks), with rank from 0 to ranks - 1.")
+    if resume is not None:
+        raise UsageError("a scan that several processes share cannot be resumed; scan anew, or merge what there is.")
+    return given[0], given[1]
 
 
 def _precisions(names: Iterable[str]) -> tuple[Precision, ...]:
@@ -232,7 +253,7 @@ def subject_of(model: Any, inputs: Any, options: Mapping[str, Any], tokenizer: A
     if wrong:
         raise UsageError(
             f"scan() has no option {wrong[0]!r}; "
-            f"choose among {', '.join([*known, 'level', 'repro', 'resume', 'store_texts', 'tokenizer'])}."
+            f"choose among {', '.join([*known, 'level', 'repro', 'resume', 'share', 'store_texts', 'tokenizer'])}."
         )
     texts = options.get("texts")
     chosen = SubjectOptions(**{**options, "texts": (texts,) if isinstance(texts, str) else texts and tuple(texts)})

@@ -25,6 +25,7 @@ EXAMPLES = {
     "report": "overflow-lab report reports/my-model.jsonl.gz",
     "export": "overflow-lab export reports/my-model.jsonl.gz layers.csv",
     "diff": "overflow-lab diff before.jsonl.gz after.jsonl.gz",
+    "merge": "overflow-lab merge monday.jsonl.gz tuesday.jsonl.gz --recording both.jsonl.gz",
     "kernels": "overflow-lab kernels ./my-model --precision bf16",
 }
 _VALUES = {str: "TEXT", int: "N", float: "X", Path: "PATH"}

@@ -15,7 +15,7 @@ from overflow_lab.capture.shadow.call import Call
 from overflow_lab.capture.shadow.dispatch import ShadowMode
 from overflow_lab.capture.shadow.observe import Observer
 from overflow_lab.capture.shadow.run import run
-from overflow_lab.recording import EventRow
+from overflow_lab.recording import EventRow, LookRow
 from overflow_lab.subjects.find import SubjectOptions, find
 
 SUBJECT = find("demo", SubjectOptions(max_new_tokens=6, texts=("four hundred and seven", "nine")))
@@ -81,7 +81,8 @@ def test_a_shadow_run_that_fails_is_a_blind_spot_and_ends_nothing(
     batch = next(iter(SUBJECT.batches))
     said: list[tuple[str, str]] = []
     inside = Inside(lambda reason, precision: said.append((reason, precision)))
-    assert not inside.forward(low, base, Reference(0, batch, inputs=dict(batch.inputs)), off=True)
+    rows = inside.forward(low, base, Reference(0, batch, inputs=dict(batch.inputs)), off=True)
+    assert list(rows) == [LookRow("bfloat16", "forward", 0, off=True)]
     assert said == [("the shadow run of forward ended early: RuntimeError: no replay today", "bfloat16")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,21 +10,28 @@ from typing import Any
 from overflow_lab.capture.precisions import Prepared
 from overflow_lab.capture.runs import Reference, Watched
 from overflow_lab.capture.shadow.call import Call
-from overflow_lab.capture.shadow.observe import Observer, ShadowRow
+from overflow_lab.capture.shadow.observe import Observer
+from overflow_lab.capture.shadow.observe import ShadowRow as Seen
 from overflow_lab.errors import one_line
-from overflow_lab.recording import EventRow
+from overflow_lab.recording import EventRow, LookRow
 from overflow_lab.subjects import Generation
 
 # A shadow run costs several plain ones. So of each precision the first batch is looked at, and the first whose output
 # is off; and an answer of `generate` that is not float32's, where no forward has explained it.
 _FIRST, _OFF, _ANSWER = "first", "off", "answer"
 
+ShadowRow = Seen | LookRow
+
 
 @dataclass
 class Inside:
-    """Looks inside the calls of all precisions; `blind(reason, precision)` is told of what could not be seen."""
+    """Looks inside the calls of all precisions; `blind(reason, precision)` is told of what could not be seen.
+
+    Where a scan is `shared` among processes, none of them knows what others have explained; merging them does.
+    """
 
     blind: Callable[[str, str], None]
+    shared: bool = False
     _looked: dict[str, set[str]] = field(default_factory=dict)
     _explained: set[str] = field(default_factory=set)
 
@@ -40,7 +48,7 @@ class Inside:
     ) -> Sequence[ShadowRow]:
         """Return the rows of an answer that is not float32's, none where the fault is explained already."""
         looked = self._looked.setdefault(low.precision, set())
-        if _ANSWER in looked or low.precision in self._explained:
+        if _ANSWER in looked or (low.precision in self._explained and not self.shared):
             return ()
         looked.add(_ANSWER)
         call = Call(dict(reference.batch.inputs), settings=generation.strategies[strategy], run=strategy)
@@ -57,19 +65,14 @@ class Inside:
         self._explained = set(memory.get("explained", ()))
 
     def _look(self, low: Watched, base: Prepared, call: Call, batch: int, *, off: bool) -> Sequence[ShadowRow]:
+        look = LookRow(low.precision, call.run, batch, off)
         try:
             rows = Observer(base, low.prepared).observe(call, batch, off=off)
         except MemoryError:
             raise
         except Exception as error:  # the plain run has said how the model itself fares
             self.blind(f"the shadow run of {call.run} ended early: {one_line(error)}", low.precision)
-            return ()
-        if any(_is_fault(row) for row in rows):
+            return (look,)
+        if any(isinstance(row, EventRow) and row.explains for row in rows):
             self._explained.add(low.precision)
-        return rows
-
-
-def _is_fault(row: ShadowRow) -> bool:
-    if not isinstance(row, EventRow):
-        return False
-    return row.event == "unsupported" or (row.event == "bad" and bool(row.harmed or row.reaches_output))
+        return (look, *(dataclasses.replace(row, look=look.name) for row in rows))

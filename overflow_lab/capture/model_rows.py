@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from overflow_lab.recording import BlindSpotRow, ModuleRow
+from overflow_lab.recording.uncalled import uncalled_row
 
 # Containers that have no forward of their own.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -41,7 +42,7 @@ def uncalled_rows(model: nn.Module, called: set[str]) -> list[BlindSpotRow]:
             continue
         silent.add(path)
         if not isinstance(module, _CONTAINERS) or len(module):
-            rows.append(BlindSpotRow(path, f"{type(module).__name__} was never called"))
+            rows.append(uncalled_row(path, type(module).__name__))
     return rows
 
 

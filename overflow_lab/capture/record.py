@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,19 +25,13 @@ from overflow_lab.capture.randomness import kept_random_state
 from overflow_lab.capture.resume import Walk, check_same_state, check_same_weights
 from overflow_lab.capture.room import KEPT_BYTES, MOST_BATCHES, MOST_SECONDS, nbytes, room
 from overflow_lab.capture.runs import Reference, RunFailed, Watched
+from overflow_lab.capture.share import Share
 from overflow_lab.capture.statistics import Tape
 from overflow_lab.capture.steps import StepLog, step_rows
 from overflow_lab.capture.weights import cast_rows, named_inputs, named_tensors, tensor_rows
 from overflow_lab.errors import OverflowLabError, UsageError, one_line
 from overflow_lab.progress import Progress, Silent
-from overflow_lab.recording import (
-    OutputRow,
-    PrecisionRow,
-    ProgressRow,
-    Resumable,
-    RunRow,
-    TensorRow,
-)
+from overflow_lab.recording import OutputRow, PrecisionRow, ProgressRow, Resumable, Row, TensorRow
 from overflow_lab.recording.writer import Writer
 from overflow_lab.subjects import Batch, Subject
 from overflow_lab.subjects.offload import is_offloaded, resolver
@@ -55,8 +49,9 @@ class Recorder:
     """Records one subject.
 
     `store_texts` keeps prompts and answers in the file. float32's outputs and samples are held for up to `memory`
-    bytes (None: as the model's size suggests), then the other precisions catch up on those batches, and a progress row
-    says so. So neither memory nor file grows with the number of inputs, and with `resumed` a scan goes on from there.
+    bytes (None: as the model's size suggests) and `most` batches, then the other precisions catch up on those batches,
+    and a progress row says so. So neither memory nor file grows with the number of inputs, and with `resumed` a scan
+    goes on from there. Of the batches those of `share` are run.
     """
 
     subject: Subject
@@ -67,17 +62,21 @@ class Recorder:
     memory: int | None = None
     level: str = "auto"
     resumed: Resumable | None = None
+    share: Share = field(default_factory=Share)
+    most: int = MOST_BATCHES
     _ports: dict[str, Ports] = field(default_factory=dict)
     _before: list[TensorRow] = field(default_factory=list)
     _differing: list[Precision] = field(default_factory=list)
     _loaded: dict[str, Watched] = field(default_factory=dict)
     _walk: Walk = field(init=False)
+    _batches: Iterator[tuple[int, Batch]] = field(init=False)
     _known: Known = field(init=False)
     _inside: Inside = field(init=False)
 
     def __post_init__(self) -> None:
         self._known = Known(self.writer)
-        self._inside = Inside(lambda reason, precision: self._known.blind("", reason, precision))
+        divided = self.share.divided
+        self._inside = Inside(lambda reason, precision: self._known.blind("", reason, precision), shared=divided)
         if self.resumed is not None:
             self._known.recall(self.resumed)
             self._inside.recall(self.resumed.progress.state.get("inside", {}))
@@ -95,8 +94,9 @@ class Recorder:
             self._choose_level(base.prepared.model)
             self._walk = Walk(iter(self.subject.batches))
             self._go_on(base)
+            self._batches = self.share.of(self.subject.batches) if self.share.divided else self._walk
             chunk = self._reference(base)
-            if not self._walk.number:
+            if not (chunk or self._walk.number or self.share.divided):
                 raise OverflowLabError(f"{self.subject.name} has no inputs to run; give at least one.")
             while chunk:
                 for precision in self.precisions:
@@ -170,11 +170,11 @@ class Recorder:
         total = _length(self.subject.batches)
         self.progress.stage(f"float32, from batch {first:,}" if first else "float32", total and total - first)
         try:
-            for number, batch in self._walk:
+            for number, batch in self._batches:
                 chunk.append(self.reference(base, number, batch))
                 self.progress.advance()
                 held += chunk[-1].nbytes
-                if held >= most or len(chunk) == MOST_BATCHES or time.monotonic() - began > MOST_SECONDS:
+                if held >= most or len(chunk) >= self.most or time.monotonic() - began > MOST_SECONDS:
                     break
         except RunFailed as failure:
             self.writer.append(failure.row)
@@ -361,14 +361,12 @@ class Recorder:
 
     def _write(self, run: Watched, chunk: list[Reference]) -> None:
         """Write what one precision has collected on these batches."""
-        for row in run.ports.rows():
+        timed, shared = run.timed([r.batch for r in chunk]), self.share.rows(run.precision, chunk, run.ticks)
+        rows: list[Row] = [*run.ports.rows(), *run.differences.rows(), *timed, *shared]
+        for row in rows:
             self.writer.append(row)
-        for error in run.differences.rows():
-            self.writer.append(error)
-        inputs, tokens = sum(r.batch.samples for r in chunk), sum(r.batch.tokens for r in chunk)
-        for name, took in run.seconds.items():
-            self.writer.append(RunRow(run.precision, name, len(chunk), inputs, tokens, round(took, 3)))
         run.seconds.clear()
+        run.ticks.clear()
         for module in sorted(run.differences.mismatched):
             self._known.blind(
                 module, "its values have another shape or order than in float32: not compared", run.precision
@@ -384,6 +382,8 @@ class Recorder:
             self._known.blind("", f"statistics are made by torch operations, which takes several times as long: {why}")
         for row in uncalled_rows(base.prepared.model, base.called | base.refused):
             self.writer.append(row)
+        if (end := self.share.end_row()) is not None:
+            self.writer.append(end)
 
 
 def _is_off(row: OutputRow, tolerance: float) -> bool:

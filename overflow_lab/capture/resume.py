@@ -56,7 +56,7 @@ def batch_digest(batch: Batch, before: str = "") -> str:
     made = hashlib.sha256(before.encode())
     for name, tensor in tensors((dict(batch.inputs), batch.positional), "input"):
         made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().view(-1)
+        flat = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1)
         step = max(1, flat.numel() * flat.itemsize // _HASHED)
         made.update(flat[::step].contiguous().view(torch.uint8).numpy().tobytes())
     return made.hexdigest()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,11 @@ from overflow_lab.capture.precisions import Prepared, device_of
 from overflow_lab.capture.randomness import reseed
 from overflow_lab.capture.samples import Differences, Samples
 from overflow_lab.capture.statistics import Tape
-from overflow_lab.capture.steps import STEP_BATCHES, StepLog, Steps
+from overflow_lab.capture.steps import StepLog, Steps
 from overflow_lab.capture.unsupported import is_unsupported
 from overflow_lab.errors import one_line
 from overflow_lab.formats import FORMATS
-from overflow_lab.recording import FailureRow
+from overflow_lab.recording import STEP_BATCHES, FailureRow, RunRow
 from overflow_lab.subjects import Batch, Generation
 from overflow_lab.tolerances import tolerance
 
@@ -72,12 +72,22 @@ class Watched:
     refused: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)
+    ticks: dict[tuple[str, int], int] = field(default_factory=dict)
     log: StepLog = field(default_factory=StepLog)
 
     @property
     def precision(self) -> str:
         """The precision's name."""
         return self.prepared.precision.name
+
+    def timed(self, batches: Sequence[Batch]) -> list[RunRow]:
+        """Return a row for each kind of run on these batches."""
+        inputs, tokens = sum(batch.samples for batch in batches), sum(batch.tokens for batch in batches)
+        made = []
+        for name, took in self.seconds.items():
+            ticks = sum(ticks for (kind, _), ticks in self.ticks.items() if kind == name)
+            made.append(RunRow(self.precision, name, len(batches), inputs, tokens, round(took, 3), ticks))
+        return made
 
     @property
     def tolerance(self) -> float:
@@ -145,7 +155,7 @@ class Watched:
         """Run `call` watched; an exception of the model becomes RunFailed, and what was seen until then is kept."""
         reseed()
         self.ports.begin(run, number)
-        began = time.perf_counter()
+        began, clock = time.perf_counter(), self.ports.clock
         try:
             emulated = products(self.prepared) if run == "forward" else contextlib.nullcontext()
             with watch, self.prepared.context(), emulated:
@@ -162,6 +172,7 @@ class Watched:
         finally:
             wait_for(self.ports.tape.device)
             self.seconds[run] = self.seconds.get(run, 0.0) + time.perf_counter() - began
+            self.ticks[run, number] = self.ticks.get((run, number), 0) + self.ports.clock - clock
             self.called |= watch.path.called
             self.refused |= set(watch.path.refused)
             self.unknown |= watch.unknown

@@ -17,8 +17,6 @@ from overflow_lab.recording import StepRow
 
 # Of a large vocabulary so many logits, evenly spaced, stand for all in the comparison with float32.
 _COMPARED = 4096
-# Steps of further batches are not kept: the picture shows no more, and the file would grow with every input.
-STEP_BATCHES = 4
 _MOST_STEPS = 128
 
 

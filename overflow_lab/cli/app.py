@@ -15,6 +15,7 @@ from overflow_lab.cli.export import export
 from overflow_lab.cli.finetune import finetune
 from overflow_lab.cli.fix import fix
 from overflow_lab.cli.kernels import kernels
+from overflow_lab.cli.merge import merge
 from overflow_lab.cli.optional import completed
 from overflow_lab.cli.report import report
 from overflow_lab.cli.scan import scan
@@ -41,6 +42,7 @@ app.command()(finetune)
 app.command()(weights)
 app.command()(report)
 app.command()(diff)
+app.command()(merge)
 app.command()(export)
 app.command()(kernels)
 

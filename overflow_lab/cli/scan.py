@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from overflow_lab.capture.team import launched
 from overflow_lab.cli import options as opt
 from overflow_lab.cli.ending import named_end
 from overflow_lab.cli.fix import mended
 from overflow_lab.cli.places import check_folder, check_writable, place, stem_of
 from overflow_lab.cli.progress import watched
+from overflow_lab.cli.ranks import shared_scan
 from overflow_lab.cli.show import check_fail_on, exit_code, print_json, print_text
 from overflow_lab.errors import ScanInterrupted, UsageError
 
@@ -78,6 +80,8 @@ def scan(
 ) -> int:
     """Run MODEL in float32 and in each low precision: what breaks, where, by how much, and what to do next."""
     check_fail_on(fail_on)
+    if (here := launched()) is not None:
+        return shared_scan(here, model, context.params)
     target = place(report, stem_of(model), ".html", overwrite=overwrite)
     kept = resume or place(recording, target.stem, ".jsonl.gz", overwrite=overwrite)
     _check_alone(context.params)

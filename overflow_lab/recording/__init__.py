@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple, TypeVar, cast
 from overflow_lab.errors import RecordingFormatError, UsageError
 from overflow_lab.recording.answer_rows import AnswerCountRow, AnswerRow
 from overflow_lab.recording.codec import decode
-from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
+from overflow_lab.recording.operation_rows import AttributionRow, EventRow, LookRow, NoiseRow, OperationRow
 from overflow_lab.recording.progress_row import ProgressRow
 from overflow_lab.recording.proof_rows import ProofRow
 from overflow_lab.recording.rows import (
@@ -36,7 +36,8 @@ from overflow_lab.recording.rows import (
     RunRow,
     TensorRow,
 )
-from overflow_lab.recording.step_rows import StepRow
+from overflow_lab.recording.share_rows import BatchRow, ShareRow
+from overflow_lab.recording.step_rows import STEP_BATCHES, StepRow
 
 # 1: the first format.
 FORMAT = 1
@@ -44,12 +45,15 @@ FORMAT = 1
 # Rows of these kinds with the same key are of one site, and add up.
 _MERGED = (RangeRow, ErrorRow, OutputRow, RunRow, OperationRow, EventRow, AnswerCountRow)
 
+# Of these a reader wants one for each site, whatever looks it was seen in.
+_LOOKED_AT = (OperationRow, EventRow, OutputRow)
+
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording in memory: header, rows in the order of the file (those of one site merged), footer if any."""
+    """A recording in memory: header, rows in the order of the file (those of one key merged), footer if any."""
 
     header: Header
     rows: tuple[Row, ...] = ()
@@ -57,8 +61,9 @@ class Recording:
     path: str | None = field(default=None, compare=False)
 
     def of(self, row_type: type[R]) -> list[R]:
-        """Return the rows of one type, in the order of the file."""
-        return [row for row in self.rows if isinstance(row, row_type)]
+        """Return the rows of one type, in the order of the file; those of one site are one, in however many looks."""
+        rows: list[R] = [row for row in self.rows if isinstance(row, row_type)]
+        return cast(list[R], _by_site(rows)) if row_type in _LOOKED_AT else rows
 
     @property
     def complete(self) -> bool:
@@ -153,6 +158,14 @@ class Merged:
         return tuple(self._rows.values())
 
 
+def _by_site(rows: list[Any]) -> list[Any]:
+    """Return the rows of each site added up, at the place of the first."""
+    sites: dict[Any, Any] = {}
+    for row in rows:
+        sites[row.site] = sites[row.site] + row if row.site in sites else row
+    return list(sites.values())
+
+
 def _lines(path: Path) -> Iterator[Any]:
     """Yield the parsed lines of a recording, up to the last whole one."""
     try:
@@ -179,9 +192,11 @@ def _open(path: Path) -> IO[str]:
 
 __all__ = [
     "FORMAT",
+    "STEP_BATCHES",
     "AnswerCountRow",
     "AnswerRow",
     "AttributionRow",
+    "BatchRow",
     "BlindSpotRow",
     "CastRow",
     "ErrorRow",
@@ -189,6 +204,7 @@ __all__ = [
     "FailureRow",
     "Footer",
     "Header",
+    "LookRow",
     "Merged",
     "ModuleRow",
     "Moment",
@@ -203,6 +219,7 @@ __all__ = [
     "Resumable",
     "Row",
     "RunRow",
+    "ShareRow",
     "StepRow",
     "TensorRow",
     "build",

@@ -1,10 +1,29 @@
-"""The rows of the shadow run: operations, what went wrong at them, and which of them makes the output's error."""
+"""The rows of shadow runs: calls looked at, their operations, what went wrong, and what makes the output's error."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class LookRow:
+    """One call that was looked at from inside, by a shadow run; the rows that it gave bear its `name` in their `look`.
+
+    `run` is "forward", "greedy" or "beam"; `off` says that its output, or answer, was known to differ from float32's.
+    """
+
+    kind: ClassVar[str] = "look"
+    precision: str
+    run: str
+    batch: int
+    off: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the rows of this look bear; one for each call of a precision."""
+        return f"{self.run} {self.batch}"
 
 
 @dataclass(frozen=True)
@@ -35,11 +54,17 @@ class OperationRow:
     flushed: int = 0
     constant_flushed: bool = False
     detail: str = ""
+    look: str | None = None
+
+    @property
+    def site(self) -> tuple[object, ...]:
+        """Rows of the same site, of several looks, are one for whoever reads them."""
+        return (self.precision, self.module, self.op, self.ordinal)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Rows with the same key are of the same site and add up."""
-        return (self.precision, self.module, self.op, self.ordinal)
+        """Rows with the same key are of the same site and look, and add up."""
+        return (*self.site, self.look)
 
     def __add__(self, other: OperationRow) -> OperationRow:
         """Return the row of both, as if recorded at once."""
@@ -105,11 +130,22 @@ class EventRow:
     reaches_output: bool = False
     source: str = ""
     detail: str = ""
+    look: str | None = None
+
+    @property
+    def site(self) -> tuple[object, ...]:
+        """Rows of the same event, in several looks, are one for whoever reads them."""
+        return (self.precision, self.event, self.module, self.op, self.ordinal)
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Rows with the same key are of the same event and add up."""
-        return (self.precision, self.event, self.module, self.op, self.ordinal)
+        """Rows with the same key are of the same event and look, and add up."""
+        return (*self.site, self.look)
+
+    @property
+    def explains(self) -> bool:
+        """Whether it is a fault by itself: a kernel that is missing, or a bad value that did harm."""
+        return self.event == "unsupported" or (self.event == "bad" and bool(self.harmed or self.reaches_output))
 
     def __add__(self, other: EventRow) -> EventRow:
         """Return the row of both; the earlier one says when it was."""
@@ -163,3 +199,4 @@ class AttributionRow:
     amplifier: tuple[str, ...] | None = None
     detail: str = ""
     noise: int | None = None
+    look: str | None = None

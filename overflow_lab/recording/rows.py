@@ -11,8 +11,9 @@ from typing import Any, ClassVar, get_args
 
 from overflow_lab.ranges import Range
 from overflow_lab.recording.answer_rows import AnswerCountRow, AnswerRow
-from overflow_lab.recording.operation_rows import AttributionRow, EventRow, NoiseRow, OperationRow
+from overflow_lab.recording.operation_rows import AttributionRow, EventRow, LookRow, NoiseRow, OperationRow
 from overflow_lab.recording.proof_rows import ProofRow
+from overflow_lab.recording.share_rows import BatchRow, ShareRow
 from overflow_lab.recording.step_rows import StepRow
 
 
@@ -100,7 +101,8 @@ class PrecisionRow:
 class RunRow:
     """The runs of one kind in one precision: how many batches, inputs and tokens it finished.
 
-    `seconds` is wall-clock time, capture included, of a run that failed too.
+    `seconds` is wall-clock time, capture included, of a run that failed too; `ticks` how far the clock of the precision
+    went in it.
     """
 
     kind: ClassVar[str] = "run"
@@ -110,6 +112,7 @@ class RunRow:
     inputs: int
     tokens: int
     seconds: float = 0.0
+    ticks: int = 0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -118,7 +121,7 @@ class RunRow:
 
     def __add__(self, other: RunRow) -> RunRow:
         """Return the row of both, as if recorded at once."""
-        return dataclasses.replace(self, **_sums(self, other, "batches", "inputs", "tokens", "seconds"))
+        return dataclasses.replace(self, **_sums(self, other, "batches", "inputs", "tokens", "seconds", "ticks"))
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,8 @@ class OutputRow:
     divergences (nats) of the softmaxed rows over the `kl_rows` rows that are finite in both. `margins` maps
     floor(log2(m)) to the number of changed decisions where float32 prefers its own choice by m times the root mean
     square of its scores; an exact tie is -64. Of `ranked` rows, `evened` have another best element than in float32
-    for one reason only: the low precision gives the two of them the very same value.
+    for one reason only: the low precision gives the two of them the very same value. float32's own rows are of a
+    `look`: its output against its own shadow.
     """
 
     kind: ClassVar[str] = "output"
@@ -216,11 +220,17 @@ class OutputRow:
     margins: Mapping[int, int] = field(default_factory=dict)
     ranked: int = 0
     evened: int = 0
+    look: str | None = None
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Rows with the same key are of the same output and add up."""
+    def site(self) -> tuple[str, str]:
+        """Rows of the same output are one for whoever reads them."""
         return (self.precision, self.port)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Rows with the same key are of the same output and look, and add up."""
+        return (*self.site, self.look)
 
     @property
     def relative_error(self) -> float | None:
@@ -229,7 +239,7 @@ class OutputRow:
 
     def __add__(self, other: OutputRow) -> OutputRow:
         """Return the row of both, as if recorded at once."""
-        sums = _sums(self, other, *(f.name for f in dataclasses.fields(self)[2:] if f.name != "margins"))
+        sums = _sums(self, other, *(f.name for f in dataclasses.fields(self)[2:] if f.name not in ("margins", "look")))
         return dataclasses.replace(self, margins=Counter(self.margins) + Counter(other.margins), **sums)
 
 
@@ -254,6 +264,7 @@ class BlindSpotRow:
     module: str
     reason: str
     precision: str | None = None
+    look: str | None = None
 
 
 Row = (
@@ -268,12 +279,15 @@ Row = (
     | AnswerRow
     | AnswerCountRow
     | FailureRow
+    | LookRow
     | OperationRow
     | EventRow
     | AttributionRow
     | NoiseRow
     | StepRow
     | ProofRow
+    | BatchRow
+    | ShareRow
     | BlindSpotRow
 )
 ROW_TYPES: Mapping[str, type[Any]] = {cls.kind: cls for cls in get_args(Row)}

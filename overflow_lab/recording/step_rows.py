@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+# Steps of further batches are not kept: the picture shows no more, and the file would grow with every input.
+STEP_BATCHES = 4
+
 
 @dataclass(frozen=True)
 class StepRow:
