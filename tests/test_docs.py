@@ -21,7 +21,7 @@ from overflow_lab.cli.app import run
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-COMMANDS = ("scan", "fix", "convert", "finetune", "weights", "report", "diff", "export", "kernels")
+COMMANDS = ("scan", "fix", "convert", "finetune", "weights", "report", "diff", "merge", "export", "kernels")
 # The other commands have theirs in docs/cli.md.
 WITH_HELP = ("scan", "fix")
 BLOCK = "<!-- {name} -->\n\n```text\n{text}\n```\n\n<!-- /{name} -->"
