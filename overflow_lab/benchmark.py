@@ -12,6 +12,7 @@ import contextlib
 import copy
 import io
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -38,7 +39,6 @@ from overflow_lab.capture.stored import measure as measure_stored
 from overflow_lab.recording import PrecisionRow
 
 Ask = Callable[[Any], object]
-_ROW = PrecisionRow("bfloat16", "bfloat16", "to")
 
 
 @dataclass(frozen=True)
@@ -125,19 +125,44 @@ def measure(work: Work, model: Any, peer: Any, rounds: int) -> dict[str, list[fl
     return ratios
 
 
-def shadow_ratios(model: Any, rounds: int) -> list[float]:
-    """Return the cost of a shadow run in bfloat16 of 8 x 128, to a float32 forward and a bfloat16 forward together."""
+def shadow_ratios(model: Any, precision: str, rounds: int) -> list[float]:
+    """Return the cost of a shadow run of 8 x 128.
+
+    In bfloat16 to a float32 and a bfloat16 forward together; in float16, with emulated products, to a native forward.
+    """
     ids = torch.randint(2, 32000, (8, 128), generator=torch.Generator().manual_seed(0))
-    low = Prepared(parse_precision("bfloat16"), copy.deepcopy(model).bfloat16(), _ROW, torch.bfloat16, "cpu")
+    asked = parse_precision(precision)
+    dtype, half = asked.torch_dtype(), asked.dtype == "float16"
+    row = PrecisionRow(asked.name, asked.dtype, "to")
+    low = Prepared(asked, copy.deepcopy(model).to(dtype), row, dtype, "cpu", emulated=half)
     call = Call({"input_ids": ids, "decoder_input_ids": ids})
     ratios = []
     for number in range(rounds + 1):
-        plain = seconds(lambda: call.make(model)) + seconds(lambda: call.make(low.model))
+        plain = seconds(lambda: call.make(low.model)) + (0.0 if half else seconds(lambda: call.make(model)))
         mode = ShadowMode()
         shadowed = seconds(lambda mode=mode: run(mode, low, model, call))  # type: ignore[misc]
         mode.shadows.close()
         ratios += [shadowed / plain] if number else []
     return ratios
+
+
+def cold_seconds(rounds: int) -> list[float]:
+    """Return how many seconds `overflow-lab scan demo` takes in a fresh process above importing torch, transformers."""
+    scan = ["-m", "overflow_lab", "scan", "demo", "--quiet", "--overwrite"]
+    imports = ["-c", "import torch, transformers; transformers.T5ForConditionalGeneration, transformers.AutoTokenizer"]
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds + 1):
+            took = [seconds(lambda c=c: _fresh(c, folder)) for c in (imports, scan)]  # type: ignore[misc]
+            found += [took[1] - took[0]] if number else []
+    return found
+
+
+def _fresh(arguments: list[str], folder: str) -> None:
+    """Run Python in a process of its own, on one thread as `make demo` does."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=environment)
 
 
 def weights_ratios(dtype: torch.dtype, rounds: int, *, megabytes: int = 256) -> list[float]:
@@ -197,6 +222,10 @@ def main() -> None:
         report(arguments.rounds or (3 if arguments.quick else 9))
 
 
+def _memory() -> list[float]:
+    return [peak_megabytes("watched") - peak_megabytes("bare") for _ in range(3)]
+
+
 def report(rounds: int) -> None:
     """Print the table of all works."""
     model = t5_small()
@@ -213,19 +242,21 @@ def report(rounds: int) -> None:
         out.write(f"{work.name:20s} overflow-lab {cells[0]:24s} DebugUnderflowOverflow {cells[1]}\n")
         out.flush()
         made |= {work.name: statistics.median(ratios["ours"]), f"{work.name}_peer": statistics.median(ratios["peer"])}
-    shadow = shadow_ratios(model, max(2, rounds // 3))
-    cell = f"{statistics.median(shadow):5.2f} ({min(shadow):.2f} to {max(shadow):.2f})"
-    out.write(f"{'shadow_bf16_8x128':20s} overflow-lab {cell} of a float32 and a bfloat16 forward\n")
-    made["shadow_bf16_8x128"] = statistics.median(shadow)
-    for dtype in (torch.float32, torch.bfloat16):
-        name = f"weights_{str(dtype).removeprefix('torch.')}"
-        ratios_of = weights_ratios(dtype, rounds)
-        cell = f"{statistics.median(ratios_of):5.2f} ({min(ratios_of):.2f} to {max(ratios_of):.2f})"
-        out.write(f"{name:20s} overflow-lab {cell} of reading the file\n")
-        made[name] = statistics.median(ratios_of)
-    above = statistics.median(peak_megabytes("watched") - peak_megabytes("bare") for _ in range(3))
-    out.write(f"{'memory_modules_mb':20s} overflow-lab {above:.0f} MB above the bare forward's peak\n")
-    made["memory_modules_mb"] = above
+    few = max(2, rounds // 3)
+    others: tuple[tuple[str, str, Callable[[], list[float]]], ...] = (
+        ("shadow_bf16_8x128", "of a float32 and a bfloat16 forward", lambda: shadow_ratios(model, "bfloat16", few)),
+        ("shadow_fp16_8x128", "of a native float16 forward", lambda: shadow_ratios(model, "float16", few)),
+        ("weights", "of reading the file (float32)", lambda: weights_ratios(torch.float32, rounds)),
+        ("weights_bfloat16", "of reading the file (bfloat16)", lambda: weights_ratios(torch.bfloat16, rounds)),
+        ("memory_modules_mb", "MB above the bare forward's peak", _memory),
+        ("demo_cold_s", "seconds above importing torch and transformers", lambda: cold_seconds(few)),
+    )
+    for name, unit, found in others:
+        values = found()
+        cell = f"{statistics.median(values):5.2f} ({min(values):.2f} to {max(values):.2f}, {len(values)} rounds)"
+        out.write(f"{name:20s} overflow-lab {cell} {unit}\n")
+        out.flush()
+        made[name] = statistics.median(values)
     out.write(json.dumps({name: round(value, 3) for name, value in made.items()}) + "\n")
 
 
