@@ -149,7 +149,7 @@ def shadow_ratios(model: Any, precision: str, rounds: int) -> list[float]:
 def cold_seconds(rounds: int) -> list[float]:
     """Return how many seconds `overflow-lab scan demo` takes in a fresh process above importing torch, transformers."""
     scan = ["-m", "overflow_lab", "scan", "demo", "--quiet", "--overwrite"]
-    imports = ["-c", "import torch, transformers; transformers.T5ForConditionalGeneration, transformers.AutoTokenizer"]
+    imports = ["-c", "import torch, transformers"]
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds + 1):
