@@ -132,6 +132,14 @@ def test_the_switches_are_not_touched_for_another_device() -> None:
         assert switches() == before
 
 
+def test_flags_that_are_frozen_stop_no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends, "flags_frozen", lambda: True)
+    before = switches()
+    with devices.exact_float32("cuda"):
+        assert not torch.backends.cudnn.allow_tf32
+    assert switches() == before
+
+
 def test_shadows_are_computed_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, torch.dtype]] = []
     whole = operations.replay
